@@ -17,6 +17,7 @@ from whet.builder.assemble import compute_model_digest
 from whet.builder.batching.rebatch import match_batch
 from whet.builder.config import BuildConfig
 from whet.builder.progress import Progress, Silent
+from whet.builder.verify.device_values import select_runs
 from whet.builder.verify.segments import SegmentedRuns
 from whet.engine.plan import EnginePlan
 from whet.engine.report import AccuracyRecord
@@ -54,17 +55,19 @@ class Judge:
 
     def __init__(
         self, prepared: Network, precision: str, ranges: Ranges | None, samples: Sequence[Feeds], budget: Budget, config: BuildConfig,
-        progress: Progress | None = None, run_of: RunOf | None = None, known: Judge | None = None,
+        progress: Progress | None = None, run_of: RunOf | None = None, known: Judge | None = None, engine_of: RunOf | None = None,
     ):  # fmt: skip
-        """`run_of` makes the runs of derived networks (default: in segments). `known` is a judge of the same network and samples for another
-        precision: the exact outputs, and the segments that are not rounded, are computed once."""
+        """`run_of` makes the runs of derived networks (default: in segments, by `engine_of`). `known` is a judge of the same network and samples for
+        another precision: the exact outputs, and the segments that are not rounded, are computed once."""
         self.budget, self.log = budget, progress or Silent()
         exact: Analysis | None = None if known is None else known.analysis
         if exact is not None:
             prepared, samples, run_of = exact.net, exact.samples, exact.run_of
         else:
             prepared = match_batch(prepared, samples)
-            run_of = run_of or SegmentedRuns(prepared, samples)
+            if run_of is None:
+                engine_of = engine_of or select_runs(prepared, config, next(iter(samples), None), self.log.note)
+                run_of = SegmentedRuns(prepared, samples, engine_of=engine_of)
         cache = get_cache_file(prepared, precision, config)
         self.analysis: Analysis = Analysis(prepared, precision, samples, run_of, ranges, cache, count_workers(), exact)
         self.judged = 0

@@ -13,7 +13,7 @@ from whet.builder.assemble import compute_model_digest
 from whet.builder.batching.rebatch import match_batch
 from whet.builder.config import BuildConfig
 from whet.builder.verify.blas_threads import limit_blas_threads
-from whet.builder.verify.engine_values import EngineRun
+from whet.builder.verify.device_values import RunsOfNetworks, select_runs
 from whet.engine.report import CalibrationStep
 from whet.network import Network
 from whet.passes import Phase, run_passes, select
@@ -23,6 +23,7 @@ from whet.precision.concurrent import count_workers
 from whet.precision.quantization_sites import is_never_negative
 from whet.precision.ranges import Range
 from whet.precision.scaling import apply_scalings
+from whet.precision.sensitivity import RunOf
 from whet.precision.steps import SAMPLES as STEP_SAMPLES
 from whet.precision.steps import find_corrections, find_scalings
 
@@ -67,11 +68,12 @@ def get_calibrated_ranges(
     note: Callable[[str], None],
     tried: list[CalibrationStep] | None = None,
     inform: Callable[[str], None] | None = None,
+    run_of: RunOf | None = None,
 ) -> Ranges:
     """Ranges for `prepared` (from `prepare(net)`), from the cache, the samples, or invented with a warning.
 
-    `note` receives warnings, `inform` findings. The `calibration.steps` that were tried and
-    kept are appended to `tried`.
+    `note` receives warnings, `inform` findings. `run_of` makes the runs of networks (default: `select_calibration_runs`). The `calibration.steps`
+    that were tried and kept are appended to `tried`.
     """
     model = compute_model_digest(net)
     if calibration.cache and os.path.exists(calibration.cache):
@@ -87,9 +89,10 @@ def get_calibrated_ranges(
         note(f"{calibration.cache} is TensorRT's cache format, which holds only scales: {', '.join(steps)} are left out. Name a .json cache.")
         steps = ()
     prepared = match_batch(prepared, calibration.samples())
-    found = _compute_ranges(prepared, calibration, model)
+    run_of = run_of or select_calibration_runs(prepared, calibration, config, note)
+    found = _compute_ranges(prepared, calibration, model, run_of)
     if steps:
-        found, rows = _improve_ranges(prepared, found, calibration, model, steps, note, inform)
+        found, rows = _improve_ranges(prepared, found, calibration, model, steps, run_of, note, inform)
         if tried is not None:
             tried += rows
     if calibration.cache:
@@ -97,13 +100,20 @@ def get_calibrated_ranges(
     return found
 
 
-def _compute_ranges(prepared: Network, calibration: Calibration, model: str, left_out: frozenset[str] = frozenset()) -> Ranges:
+def select_calibration_runs(prepared: Network, calibration: Calibration, config: BuildConfig, note: Callable[[str], None]) -> RunsOfNetworks:
+    """What computes the values of `prepared`, and of networks derived from it, for the calibration samples: the CPU, or the GPU of the build."""
+    if calibration.samples is None:
+        return select_runs(prepared, config, None, note)
+    return select_runs(match_batch(prepared, calibration.samples()), config, next(iter(calibration.samples()), None), note)
+
+
+def _compute_ranges(prepared: Network, calibration: Calibration, model: str, run_of: RunOf, left_out: frozenset[str] = frozenset()) -> Ranges:
     """Ranges from all samples but those with the digests `left_out`."""
     assert calibration.samples is not None
     samples = (f for f in calibration.samples() if not left_out or compute_content_digest(f) not in left_out)
     with limit_blas_threads(1):
         return calibrate(
-            prepared, samples, run=EngineRun(prepared, find_quantization_sites(prepared).names()), method=calibration.method,
+            prepared, samples, run=run_of(prepared, find_quantization_sites(prepared).names()), method=calibration.method,
             forced=dict(calibration.forced), zero_points=calibration.zero_points, model=model, workers=count_workers(),
         )  # fmt: skip
 
@@ -114,6 +124,7 @@ def _improve_ranges(
     calibration: Calibration,
     model: str,
     steps: tuple[str, ...],
+    run_of: RunOf,
     note: Callable[[str], None],
     inform: Callable[[str], None] | None,
 ) -> tuple[Ranges, list[CalibrationStep]]:
@@ -131,21 +142,21 @@ def _improve_ranges(
     unseen = frozenset(compute_content_digest(f) for f in judges)
     others = select_samples((f for f in calibration.samples() if compute_content_digest(f) not in unseen), STEP_SAMPLES)
     scalings, tried = find_scalings(
-        prepared, (f for f in calibration.samples() if compute_content_digest(f) not in unseen), others, EngineRun, steps, calibration.zero_points
+        prepared, (f for f in calibration.samples() if compute_content_digest(f) not in unseen), others, run_of, steps, calibration.zero_points
     )
-    trial = _compute_ranges(prepared, calibration, model, unseen)
+    trial = _compute_ranges(prepared, calibration, model, run_of, unseen)
     options = [("none", trial)]
     if scalings:
-        scaled = _compute_ranges(apply_scalings(prepared, scalings), calibration, model, unseen)
+        scaled = _compute_ranges(apply_scalings(prepared, scalings), calibration, model, run_of, unseen)
         options.append(("scaling", dataclasses.replace(scaled, scalings=scalings)))
     if "bias" in steps:
         for what, ranges in list(options):
-            corrections, shifted = find_corrections(apply_scalings(prepared, ranges.scalings), ranges, others, EngineRun)
+            corrections, shifted = find_corrections(apply_scalings(prepared, ranges.scalings), ranges, others, run_of)
             if what == "none":
                 tried.tried += shifted.tried
             if corrections:
                 options.append(("bias" if what == "none" else f"{what} and bias", dataclasses.replace(ranges, corrections=corrections)))
-    snrs = [Analysis(prepared, "int8", judges, EngineRun, ranges).snr() for _, ranges in options]
+    snrs = [Analysis(prepared, "int8", judges, run_of, ranges).snr() for _, ranges in options]
     best = max(range(len(options)), key=lambda i: (snrs[i] - (_LEAST_GAIN_DB if i else 0.0), -i))
     shown = ", ".join(f"{what} {snr:.1f} dB" for (what, _), snr in zip(options, snrs, strict=True))
     if inform is not None:
@@ -153,7 +164,7 @@ def _improve_ranges(
     chosen = options[best][1]
     kept = plain
     if chosen.scalings:
-        kept = dataclasses.replace(_compute_ranges(apply_scalings(prepared, chosen.scalings), calibration, model), scalings=chosen.scalings)
+        kept = dataclasses.replace(_compute_ranges(apply_scalings(prepared, chosen.scalings), calibration, model, run_of), scalings=chosen.scalings)
     kept = dataclasses.replace(kept, corrections=chosen.corrections)
     used = {"bias": set(kept.corrections)}
     rows = [CalibrationStep(step, at, at in used.get(step, set(kept.scalings)), before, after) for step, at, before, after, _ in tried.tried]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.lock import read_lock
 from whet.builder.lock.relock import Quantization, build_locked, make_recipe, record_request
-from whet.builder.precision.calibration import Calibration, prepare
+from whet.builder.precision.calibration import Calibration, prepare, select_calibration_runs
 from whet.builder.precision.float8_ranges import ENOUGH_DB, LEAST_DB, calibrate_float8_ranges, find_sensitive_layers, insert_float8
 from whet.builder.precision.permissions import has_float8, make_float_demand_predicate
 from whet.builder.precision.precision_search import PrecisionEngine, PrecisionSearch, Strategy
@@ -49,11 +50,15 @@ def build_float8(
     engines under "precision_choice", and the layers not in FP8 with reasons under "fp8".
     """
     net, said = apply_sparsity(net, config)
+    began, log = perf_counter(), ProgressLog(progress)
     if config.lock:
-        plan = _build_locked(net, config, progress, inputs)
+        plan = _build_locked(net, config, log, inputs)
     else:
-        plan = _search_float8(net, config, calibration, budget, other, ProgressLog(progress), inputs)
+        plan = _search_float8(net, config, calibration, budget, other, log, inputs)
     plan.report.notes = [*said, *plan.report.notes]
+    before = {} if other is None else other.report.phase_seconds
+    plan.report.build_seconds = perf_counter() - began + (0.0 if other is None else other.report.build_seconds)
+    plan.report.phase_seconds = before | {name: s + before.get(name, 0.0) for name, s in log.seconds().items()}  # of all the engines
     return plan
 
 
@@ -81,8 +86,11 @@ def _search_float8(
         return _without_float8(baseline.plan, f"--fp8 is permitted but not used: {why}.", config)
     search = PrecisionSearch(Float8(baseline, left_out), net, folded, Ranges({}), config, layers, progress, inputs)
     enough_db = budget.limit if budget is not None and budget.kind == "snr" else ENOUGH_DB
-    search.ranges = calibrate_float8_ranges(net, folded, calibration, config, search.notes, search.info, enough_db)
+    progress.stage("calibration", 0)
+    search.runs = select_calibration_runs(folded, calibration, config, search.notes.append)
+    search.ranges = calibrate_float8_ranges(net, folded, calibration, config, search.notes, search.info, enough_db, search.runs)
     if budget is None:
+        progress.stage("accuracy", 0)
         left_out |= find_sensitive_layers(folded, search.ranges, calibration, config, left_out, progress=progress)
         search.layers = [x for x in layers if x.name not in left_out]
     if not search.layers:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 
 from whet.builder.batching.rebatch import match_batch
 from whet.builder.config import BuildConfig
 from whet.builder.precision.accuracy_budget import Judge
-from whet.builder.precision.calibration import Calibration, get_calibrated_ranges
+from whet.builder.precision.calibration import Calibration, get_calibrated_ranges, select_calibration_runs
 from whet.builder.precision.comparison import list_identifying_names
 from whet.builder.progress import Progress
-from whet.builder.verify.engine_values import EngineRun, SharedParts
 from whet.network import Network
 from whet.precision import Analysis, Ranges, find_quantization_sites, quantize, select_samples
 from whet.precision.budget import Budget
@@ -42,13 +40,15 @@ def insert_float8(prepared: Network, ranges: Ranges, skip: Mapping[str, str] | f
 
 def calibrate_float8_ranges(
     net: Network, prepared: Network, calibration: Calibration, config: BuildConfig, notes: list[str], info: list[str] | None = None,
-    enough_db: float = ENOUGH_DB,
+    enough_db: float = ENOUGH_DB, run_of: RunOf | None = None,
 ) -> Ranges:  # fmt: skip
     """FP8 ranges with bias corrections from calibration data. Residual additions stay in floating point if the outputs would otherwise have less
-    than `enough_db`; the step "round" adds weights rounded against their layers' errors, if that raises the outputs' SNR."""
+    than `enough_db`; the step "round" adds weights rounded against their layers' errors, if that raises the outputs' SNR. `run_of` as in
+    get_calibrated_ranges."""
     method = "minmax" if calibration.method == "auto" else calibration.method
     plain = dataclasses.replace(calibration, method=method, steps=())
-    ranges = get_calibrated_ranges(net, prepared, plain, config, notes.append)
+    run_of = run_of or select_calibration_runs(prepared, calibration, config, notes.append)
+    ranges = get_calibrated_ranges(net, prepared, plain, config, notes.append, run_of=run_of)
     samples = calibration.samples
     if samples is None:
         if not ranges.corrections:
@@ -57,7 +57,8 @@ def calibrate_float8_ranges(
     prepared = match_batch(prepared, samples())
     left = list_excluded_layers(prepared)
     heard = notes if info is None else info
-    plain_ranges = _with_sums(prepared, correct_biases(prepared, ranges, samples(), EngineRun, left), calibration, left, heard, enough_db)
+    corrected = correct_biases(prepared, ranges, samples(), run_of, left)
+    plain_ranges = _with_sums(prepared, corrected, calibration, left, heard, enough_db, run_of)
     ranges = dataclasses.replace(ranges, float_sums=plain_ranges.float_sums)
     if "round" not in calibration.steps or sum(1 for _ in samples()) < _LEAST_SAMPLES:
         return plain_ranges
@@ -68,19 +69,21 @@ def calibrate_float8_ranges(
     def list_other_samples() -> Iterator[Mapping[str, np.ndarray]]:
         return (f for f in samples() if compute_content_digest(f) not in unseen)
 
-    careful = dataclasses.replace(ranges, rounded=round_weights_adaptively(prepared, ranges, list_other_samples(), EngineRun, left))
+    careful = dataclasses.replace(ranges, rounded=round_weights_adaptively(prepared, ranges, list_other_samples(), run_of, left))
     if not careful.rounded:
         return plain_ranges
-    careful = correct_biases(prepared, careful, list_other_samples(), EngineRun, left)
+    careful = correct_biases(prepared, careful, list_other_samples(), run_of, left)
     names = [x.name for x in find_quantization_sites(prepared, left).layers]
-    near, far = _compare_ranges(prepared, judges, names, plain_ranges, lambda _: careful)
+    near, far = _compare_ranges(prepared, judges, names, plain_ranges, lambda _: careful, run_of)
     kept = far >= near + _LEAST_GAIN_DB
     said = "kept" if kept else "not kept"
     heard.append(f"FP8 weights rounded against their layers' errors: {near:.1f} dB to {far:.1f} at the outputs, on other samples; {said}.")
     return careful if kept else plain_ranges
 
 
-def _with_sums(prepared: Network, ranges: Ranges, calibration: Calibration, left: Mapping[str, str], heard: list[str], enough_db: float) -> Ranges:
+def _with_sums(
+    prepared: Network, ranges: Ranges, calibration: Calibration, left: Mapping[str, str], heard: list[str], enough_db: float, run_of: RunOf
+) -> Ranges:
     """`ranges`, with residual additions in floating point if the outputs have less than `enough_db` in FP8 and gain by it."""
     assert calibration.samples is not None
     names = [x.name for x in find_quantization_sites(prepared, left).layers]
@@ -89,7 +92,7 @@ def _with_sums(prepared: Network, ranges: Ranges, calibration: Calibration, left
     if not judges:
         return ranges
     wide = dataclasses.replace(ranges, float_sums=sums)
-    near, far = _compare_ranges(prepared, judges, names, ranges, lambda near: wide if near < enough_db else None)
+    near, far = _compare_ranges(prepared, judges, names, ranges, lambda near: wide if near < enough_db else None, run_of)
     if far < near + _LEAST_GAIN_DB:
         return ranges
     heard.append(f"FP8: the sums of skip connections stay in 16 bits, which brings {near:.1f} dB to {far:.1f} at the outputs; products are in FP8.")
@@ -97,10 +100,14 @@ def _with_sums(prepared: Network, ranges: Ranges, calibration: Calibration, left
 
 
 def _compare_ranges(
-    prepared: Network, judges: Sequence[Mapping[str, np.ndarray]], names: Sequence[str], ranges: Ranges, find_others: Callable[[float], Ranges | None]
+    prepared: Network,
+    judges: Sequence[Mapping[str, np.ndarray]],
+    names: Sequence[str],
+    ranges: Ranges,
+    find_others: Callable[[float], Ranges | None],
+    run_of: RunOf,
 ) -> tuple[float, float]:
     """The SNR of the outputs in dB with the ranges, and with those that `find_others` returns for it; -inf for None."""
-    run_of = partial(EngineRun, shared=SharedParts())
     first = Analysis(prepared, "fp8", judges, run_of, ranges, workers=count_workers())
     near = first.snr(names)
     others = find_others(near)

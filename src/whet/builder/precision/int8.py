@@ -25,7 +25,14 @@ from whet.builder.build import build
 from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.relock import Quantization, build_locked, make_recipe, read_recipe, record_request
-from whet.builder.precision.calibration import Calibration, get_calibrated_ranges, is_explicit, make_placeholder_ranges, prepare
+from whet.builder.precision.calibration import (
+    Calibration,
+    get_calibrated_ranges,
+    is_explicit,
+    make_placeholder_ranges,
+    prepare,
+    select_calibration_runs,
+)
 from whet.builder.precision.comparison import find_slow_layers, list_identifying_names
 from whet.builder.precision.float16 import build_floats_within
 from whet.builder.precision.permissions import make_float_demand_predicate, make_integer_demand_predicate, make_named_integer_predicate
@@ -126,8 +133,9 @@ def _search_int8(
         return plan
     progress.stage("calibration", 0)
     search.strategy = Int8(demanded)
+    search.runs = select_calibration_runs(folded, calibration, config, search.notes.append)
     search.ranges = get_calibrated_ranges(
-        net, folded, _with_progress(calibration, progress), config, search.notes.append, search.calibration_steps, search.info.append
+        net, folded, _with_progress(calibration, progress), config, search.notes.append, search.calibration_steps, search.info.append, search.runs
     )
     search.set_budget(budget, calibration)
     return search.run()

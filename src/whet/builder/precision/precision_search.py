@@ -20,6 +20,7 @@ from whet.builder.precision.accuracy_budget import SAMPLES, Fit, Judge, make_acc
 from whet.builder.precision.calibration import Calibration
 from whet.builder.precision.comparison import compare_engines, compare_layer_times, find_slow_layers
 from whet.builder.progress import ProgressLog
+from whet.builder.verify.device_values import RunsOfNetworks
 from whet.engine.plan import EnginePlan
 from whet.engine.report import CalibrationStep, PrecisionCandidate
 from whet.measure.compare import Ranking
@@ -99,12 +100,14 @@ class PrecisionSearch:
     notes: list[str] = field(default_factory=list)
     info: list[str] = field(default_factory=list)
     calibration_steps: list[CalibrationStep] = field(default_factory=list)
+    runs: RunsOfNetworks | None = None  # what computes values of networks for calibration and accuracy; None: chosen by the judge
 
     def set_budget(self, budget: Budget | None, calibration: Calibration) -> None:
         """Judges candidates on calibration samples from now on; without a budget none are judged."""
         if budget is not None:
+            self.progress.stage("accuracy", 0)
             samples = [] if calibration.samples is None else select_samples(calibration.samples(), SAMPLES)
-            self.judge = Judge(self.prepared, self.strategy.name, self.ranges, samples, budget, self.config, self.progress)
+            self.judge = Judge(self.prepared, self.strategy.name, self.ranges, samples, budget, self.config, self.progress, engine_of=self.runs)
 
     def run(self) -> EnginePlan:
         """The engine that is kept, with its report."""
@@ -154,6 +157,7 @@ class PrecisionSearch:
         """Judges the candidates; adds one that holds the budget if the last does not."""
         judge, demanded = self.judge, self.strategy.demanded
         assert judge is not None
+        self.progress.stage("accuracy", 0)
         times = compare_layer_times(candidates[0].plan, candidates[1].plan, self.layers) if self.strategy.reports_accuracy else {}
         saved = {n: before - after for n, (before, after) in times.items()}
         last = candidates[-1]

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from whet.backends import get_backend
+from whet.backends import get_backend, get_capabilities
 from whet.builder.build import build
 from whet.builder.candidates.enumerate import Candidates
 from whet.builder.config import BuildConfig
@@ -23,16 +23,18 @@ _building = make_lock()  # builds of several threads would only wait for each ot
 
 
 class SharedParts:
-    """What the engines of similar networks have in common: the candidates of each kind of layer, and weights in the layouts that kernels read."""
+    """What the engines of similar networks have in common: the backend, the candidates of each kind of layer, and weights in the layouts that kernels
+    read."""
 
-    def __init__(self) -> None:
-        self.backend = get_backend("cpu", threads=1)
+    def __init__(self, backend: str = "cpu") -> None:
+        self.backend = get_backend(backend, threads=1)
         self.listed: dict[str, Candidates] = {}
         self.store = WeightStore(self.backend)
 
 
 class EngineRun:
-    """A network's values by an FP32 engine of fixed kernels on one thread: the same bits for the same sample under any load.
+    """A network's values by an FP32 engine of fixed kernels on one CPU thread (or on the backend of `shared`): the same bits for the same sample
+    under any load.
 
     Without oneDNN (possible on GPU machines) the NumPy reference computes the values: equal up to rounding, but slower.
     Q/DQ and casts are separate layers, so a network from precision.emulated computes its roundings in FP32. Threads may run different samples at
@@ -74,15 +76,18 @@ class EngineRun:
         watched.prune_dead()
         dynamic = any(not t.type.static for t in watched.inputs)
         config = BuildConfig(
-            threads=1, optimization_level=0, passes=("none", "+dequantize_weights"), verify=False, timing_cache="", whole_engines=0,
-            profiles=((shapes, shapes, shapes),) if dynamic else (), tactic_sources=list_tactic_sources(),
+            backend=self.shared.backend.name, threads=1, optimization_level=0, passes=("none", "+dequantize_weights"), verify=False, timing_cache="",
+            whole_engines=0, deterministic=True, profiles=((shapes, shapes, shapes),) if dynamic else (),
+            tactic_sources=list_tactic_sources(self.shared.backend.name),
         )  # fmt: skip
         return Engine(build(watched, config, listed=self.shared.listed), self.shared.backend, store=self.shared.store)
 
 
 @cache
-def list_tactic_sources() -> tuple[str, ...]:
-    """Tactic sources without oneDNN, if it cannot be loaded: only the NumPy reference remains."""
+def list_tactic_sources(backend: str = "cpu") -> tuple[str, ...]:
+    """On the CPU, tactic sources without oneDNN, if it cannot be loaded: only the NumPy reference remains. Elsewhere those without TF32."""
+    if backend != "cpu":
+        return get_capabilities(backend).flag_sources.get("noTF32", ())
     if load_error() is None:
         return ()
     return tuple(f"-{t.name}" for t in list_tactics("cpu") if not t.name.rpartition("/")[2].startswith("numpy_"))

@@ -6,7 +6,7 @@ network contained are built. It runs from its first segment that differs from th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -16,6 +16,8 @@ import numpy as np
 from whet.builder.verify.engine_values import EngineRun, SharedParts
 from whet.forks import make_lock
 from whet.network import F32, Layer, Network, Tensor
+from whet.precision.calibrate import Run
+from whet.precision.sensitivity import RunOf
 
 _SHORTEST = 4  # layers between two cuts
 _FEW = 0.5  # segments of a network are cached only if at least this share differs from the base: similar networks follow then
@@ -45,19 +47,20 @@ class SegmentedRuns:
         net: Network,
         samples: Iterable[Values] = (),
         cache_bytes: int = CACHE_BYTES,
-        engine_of: Callable[[Network, Sequence[str]], EngineRun] | None = None,
+        engine_of: RunOf | None = None,
     ):
-        self.cache_bytes, self._engine_of = cache_bytes, engine_of if engine_of is not None else partial(EngineRun, shared=SharedParts())
+        self.cache_bytes = cache_bytes
+        self._engine_of: RunOf = engine_of if engine_of is not None else partial(EngineRun, shared=SharedParts())
         self.outputs = [t.name for t in net.outputs]
         self.cuts = find_cuts(net)
         self.own = make_segments(net, self.cuts, self.outputs) or []
-        self._engines: dict[_Segment, EngineRun] = {}
+        self._engines: dict[_Segment, Run] = {}
         self._samples = list(samples)  # kept alive, so that no other object gets the same id
         self.known: dict[int, list[dict[str, np.ndarray]]] = {id(f): [] for f in self._samples}  # per sample: the tensors that cross each cut
         self._bytes = 0
         self._guard = make_lock()  # samples may be run by several threads, each sample by one at a time
 
-    def __call__(self, net: Network, names: list[str]) -> EngineRun | _SegmentedRun:
+    def __call__(self, net: Network, names: list[str]) -> Run:
         found = make_segments(net, self.cuts, self.outputs) if self.own and names == self.outputs else None
         if found is None:
             return self._engine_of(net, names)
@@ -66,7 +69,7 @@ class SegmentedRuns:
         engines = [self._engine(net, s, keep=own or others) for s, own in zip(found, same, strict=True)]
         return _SegmentedRun(self, engines, same.index(False) if False in same else len(same))
 
-    def _engine(self, net: Network, s: _Segment, *, keep: bool) -> EngineRun:
+    def _engine(self, net: Network, s: _Segment, *, keep: bool) -> Run:
         found = self._engines.get(s) or self._engine_of(_make_network(net, s), _list_produced_names(s))
         if keep:
             self._engines[s] = found
@@ -89,13 +92,13 @@ class SegmentedRuns:
 class _SegmentedRun:
     """One network in segments; the first `own` segments are those of the base network."""
 
-    def __init__(self, runs: SegmentedRuns, engines: Sequence[EngineRun], own: int):
+    def __init__(self, runs: SegmentedRuns, engines: Sequence[Run], own: int):
         self.runs, self.engines, self.own = runs, engines, own
 
     def __call__(self, feeds: Values) -> dict[str, np.ndarray]:
         at, values = self.runs.read_known(feeds, min(self.own, len(self.runs.cuts)))
         for i in range(at, len(self.engines)):
-            values |= self.engines[i](values)
+            values.update(self.engines[i](values))
             if i < len(self.runs.cuts):
                 values = {n: values[n] for n in self.runs.cuts[i]}
                 if i < self.own:
