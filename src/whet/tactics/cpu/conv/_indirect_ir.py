@@ -31,7 +31,6 @@ from whet.tactics.cpu._llvm.kernel import LAST_WORDS, Parameter, to_int8
 from whet.tactics.cpu._llvm.math import Math
 from whet.tactics.cpu._llvm.work_stealing import emit_thread_count, emit_thread_index, parallel_kernel
 
-ROWS = 6  # pixels that are computed at once
 UNROLLED = 4  # input channels, or elements of several 8-bit ones
 HEADER = 6
 """Parameters of an integer result (1 / scale, zero point, lowest and highest integer), and of an integer addend (scale, value of integer 0)."""
@@ -77,6 +76,10 @@ class Form:
         return self.vectors * self.lanes
 
     @property
+    def most_rows(self) -> int:
+        return count_rows(self.kind, self.lanes)
+
+    @property
     def reads_channels(self) -> bool:
         """True if every output channel reads all input channels of its group."""
         return self.kind == "product"
@@ -111,6 +114,11 @@ class Form:
         return 3 if self.is_integer else 1
 
 
+def count_rows(kind: str, lanes: int) -> int:
+    """The pixels that are computed at once: products have twelve accumulators of two vectors, and twice as many in the 32 registers of AVX-512."""
+    return 12 if kind == "product" and lanes == 16 else 6
+
+
 def _find_type(name: str) -> Type:
     return FLOAT if name == "f32" else INT8
 
@@ -122,7 +130,7 @@ def _widen(value: Value, source: str, to: Type) -> Value:
 
 def count_thread_bytes(form: Form, block: int, taps: int, channels: int) -> int:
     """A thread's memory: the table of a block, the number of taps inside the image for each pixel, the accumulators of a tile, copied windows."""
-    return 8 * block * (taps + 1) + 4 * ROWS * form.width + (form.element.bytes * block * taps * channels if form.is_gathered else 0)
+    return 8 * block * (taps + 1) + 4 * form.most_rows * form.width + (form.element.bytes * block * taps * channels if form.is_gathered else 0)
 
 
 @cache
@@ -143,7 +151,7 @@ def emit_indirect_ir(form: Form) -> str:
             count = f.minimum(w.pixels - first, w.block)
             _write_table(f, w, form, table, counts, first, count)
             if form.is_gathered:
-                _gather(f, w, form, table, buffer.at(ROWS * form.width).as_integer(), count, taps)
+                _gather(f, w, form, table, buffer.at(form.most_rows * form.width).as_integer(), count, taps)
             strip_begin = (items.index // w.blocks) * w.item_strips
             with f.loop(strip_begin, f.minimum(strip_begin + w.item_strips, w.strips)) as strips:
                 _compute_strip(f, w, form, sums, finish, strips.index, (table, counts, buffer), (first, count))
@@ -220,7 +228,7 @@ def _compute_strip(
     left = w.group_channels - in_group  # output channels
     target = w.target.as_pointer(_find_type(form.stored))
     added = w.added.as_pointer(_find_type(form.added)) if any(s.reads_residual for s in form.steps) else target
-    chunks = (count + (ROWS - 1)) // ROWS
+    chunks = (count + (form.most_rows - 1)) // form.most_rows
     least, longer = count // chunks, count % chunks
     with f.loop(0, chunks, carried=[f.value(0)]) as chunk:
         (pixel,) = chunk.values

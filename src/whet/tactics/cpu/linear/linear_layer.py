@@ -23,10 +23,14 @@ class LinearLayer(IndirectTactic):
     def why_not_layer(self, layer: Layer) -> str | None:
         return why_not_gemm(layer)
 
+    def may_add_row(self, layer: Layer) -> bool:
+        return get_root_layer(layer).input(2) is None
+
     def plan_kernel(self, parts: Parts, signature: Signature, threads: int) -> IndirectKernel:
         layer, head = parts.view, get_root_layer(parts.view)
         *leading, channels = static_shape(layer.outputs[0].shape)
         taken, transposed = static_shape(head.needs(0).shape)[-1], not (head.op == "Gemm" and head.attrs.get("transB"))
         rows = prod(leading)
-        problem, x, weights = Problem(1, (1, rows), (1, rows), 1, taken, channels), get_source_index(layer), get_weight_and_bias(layer)
+        problem, x, (matrix, bias) = Problem(1, (1, rows), (1, rows), 1, taken, channels), get_source_index(layer), get_weight_and_bias(layer)
+        weights = matrix, bias or parts.chain.bias
         return IndirectKernel(layer, signature, "product", problem, parts.chain, x, weights, transposed, threads, parts.integers)
