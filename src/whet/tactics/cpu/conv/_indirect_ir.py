@@ -31,6 +31,7 @@ from whet.tactics.cpu._llvm.kernel import LAST_WORDS, Parameter, to_int8
 from whet.tactics.cpu._llvm.math import Math
 from whet.tactics.cpu._llvm.work_stealing import emit_thread_count, emit_thread_index, parallel_kernel
 
+_ADDRESSED = 6  # addresses of pixels in registers
 UNROLLED = 4  # input channels, or elements of several 8-bit ones
 HEADER = 6
 """Parameters of an integer result (1 / scale, zero point, lowest and highest integer), and of an integer addend (scale, value of integer 0)."""
@@ -69,6 +70,7 @@ class Form:
     added: str = "f32"
     instruction: str = ""  # of products of integers
     rest: int = 0  # channels of a product of integers after the last whole element
+    is_dense: bool = False  # a product whose pixels are at equal distances: a matrix, or windows of one pixel without strides
 
     @property
     def width(self) -> int:
@@ -77,7 +79,7 @@ class Form:
 
     @property
     def most_rows(self) -> int:
-        return count_rows(self.kind, self.lanes)
+        return count_rows(self.lanes, self.is_dense)
 
     @property
     def reads_channels(self) -> bool:
@@ -114,9 +116,9 @@ class Form:
         return 3 if self.is_integer else 1
 
 
-def count_rows(kind: str, lanes: int) -> int:
-    """The pixels that are computed at once: products have twelve accumulators of two vectors, and twice as many in the 32 registers of AVX-512."""
-    return 12 if kind == "product" and lanes == 16 else 6
+def count_rows(lanes: int, is_dense: bool) -> int:
+    """The pixels that are computed at once. AVX-512 has registers for twelve, but only dense pixels have addresses for as many."""
+    return 2 * _ADDRESSED if is_dense and lanes == 16 else _ADDRESSED
 
 
 def _find_type(name: str) -> Type:
@@ -239,7 +241,7 @@ def _compute_strip(
             if not form.reads_channels:
                 condition = condition & (whole ^ 1 if partial else whole)
             with f.when(condition):
-                f.call(function, table.at(pixel), w.block, read[0], offset, weights, buffer, read[1], left)
+                f.call(function, table.at(pixel), w.block, read[0], offset, weights, buffer, read[1], left, w.x_pixel)
         at = (first + pixel) * w.y_pixel + channel
         for k in range(form.vectors):
             y_at, sums_at = at + k * form.lanes, buffer.at(k * form.lanes)
@@ -253,9 +255,10 @@ def _compute_strip(
 
 
 def _emit_sums(module: Module, form: Form, rows: int, partial: bool) -> Function:
-    """`sums_R(table, block, taps, offset, weights, buffer, channels, left)` writes the accumulators [row][column] of `rows` pixels and a strip.
-    `offset` values are added to the addresses. `partial`: only `left` channels of the strip exist, which the kernel may read."""
-    parameters = ["i64*", "i64", "i64", "i64", f"{form.element}*", f"{form.accumulator}*", "i64", "i64"]
+    """`sums_R(table, block, taps, offset, weights, buffer, channels, left, pitch)` writes the accumulators [row][column] of R pixels and a strip.
+    `offset` values are added to the addresses. `partial`: only `left` channels of the strip exist, which the kernel may read. `pitch`: values
+    from one pixel to the next."""
+    parameters = ["i64*", "i64", "i64", "i64", f"{form.element}*", f"{form.accumulator}*", "i64", "i64", "i64"]
     with module.function(f"sums_{rows}{'_part' if partial else ''}", parameters) as f:
         sums = _emit_product_sums(f, form, rows) if form.reads_channels else _emit_channel_sums(f, form, rows, partial)
         buffer = f.arguments[5]
@@ -267,24 +270,29 @@ def _emit_sums(module: Module, form: Form, rows: int, partial: bool) -> Function
 
 
 def _emit_product_sums(f: Function, form: Form, rows: int) -> list[Value]:
-    """Few rows have several accumulators per result, for consecutive channels: an accumulator takes four cycles from one sum to the next."""
-    table, block, taps, offset, weights, _, channels, _ = f.arguments
+    """Few rows have several accumulators per result, for consecutive channels: an accumulator takes four cycles from one sum to the next. Of many
+    rows, the second half is addressed by the first half's registers and a second index."""
+    table, block, taps, offset, weights, _, channels, _, pitch = f.arguments
     assert isinstance(table, Pointer)
     assert isinstance(weights, Pointer)
     lanes, width, vectors, depth = form.lanes, form.width, form.vectors, form.depth
     zero = f.value(0, Type(form.accumulator.element, lanes))
     parts = 4 if rows == 1 else 2 if rows == 2 else 1
 
-    def accumulate(pixels: Sequence[Pointer], c: Value, w_now: Pointer, count: int, sums: Sequence[Value], present: int | None = None) -> list[Value]:
+    half = pitch * _ADDRESSED if rows > _ADDRESSED else None
+
+    def accumulate(bases: Sequence[Pointer], c: Value, w_now: Pointer, count: int, sums: Sequence[Value], present: int | None = None) -> list[Value]:
         """Adds `count` elements of the channels from `c` on."""
         sums = list(sums)
+        indices = [c] if half is None else [c, f.opaque(c + half)]
+        pixels = [p.at(index) for index in indices for p in bases][:rows]
         # vectors of four lanes: one load for four channels, as instructions of ARM multiply by one lane of a vector
-        loaded = [_load_elements(f, form, p.at(c), count, present) for p in pixels] if lanes == 4 else []
+        loaded = [_load_elements(f, form, p, count, present) for p in pixels] if lanes == 4 else []
         for u in range(count):
             part = (u % parts) * rows * vectors
             columns = [_load_weights(form, w_now, (u * width + k * lanes) * depth) for k in range(vectors)]
             for r in range(rows):
-                number = loaded[r][u] if loaded else _load_elements(f, form, pixels[r].at(c).at(u * depth), 1, present)[0]
+                number = loaded[r][u] if loaded else _load_elements(f, form, pixels[r].at(u * depth), 1, present)[0]
                 for k in range(vectors):
                     i = part + r * vectors + k
                     sums[i] = form.byte_product.add(f, sums[i], number, columns[k]) if form.is_integer else f.fma(number, columns[k], sums[i])
@@ -295,7 +303,7 @@ def _emit_product_sums(f: Function, form: Form, rows: int) -> list[Value]:
     unrolled, whole = channels - channels % unit, channels - form.rest
     with f.loop(0, taps, carried=[f.value(0), *[zero] * (parts * rows * vectors)]) as tap:
         line = table.at(tap.index * block)
-        pixels = [line.load(r).as_pointer(form.element).at(offset) for r in range(rows)]
+        pixels = [line.load(r).as_pointer(form.element).at(offset) for r in range(min(rows, _ADDRESSED))]
         with f.loop(0, unrolled, step=unit, carried=tap.values) as many:
             w_at, *sums = many.values
             w_now, c = f.opaque_pointer(weights.at(w_at)), f.opaque(many.index)
@@ -331,7 +339,7 @@ def _load_weights(form: Form, weights: Pointer, offset: int) -> Value:
 
 
 def _emit_channel_sums(f: Function, form: Form, rows: int, partial: bool) -> list[Value]:
-    table, block, taps, offset, weights, _, _, left = f.arguments
+    table, block, taps, offset, weights, _, _, left, _ = f.arguments
     assert isinstance(table, Pointer)
     assert isinstance(weights, Pointer)
     lanes, vectors = form.lanes, form.vectors

@@ -112,7 +112,8 @@ class IndirectKernel(CompiledKernel):
         size = 1 if is_integer else 4  # bytes of a value
         # items: the weights of some strips, and the input of a block of pixels, each in L2
         read = p.taps * p.taken if is_product else p.taps * width
-        rows = count_rows(kind, n)
+        is_dense = is_product and is_plain and p.image == p.result
+        rows = count_rows(n, is_dense)
         block = max(rows, min(_MOST_ROWS, p.pixels, _SECOND_CACHE // (size * read) // rows * rows))
         item_strips = max(1, min(strips, _SECOND_CACHE // (size * strip_size)))
         while self.threads > 1 and -(-p.pixels // block) * -(-strips // item_strips) < _ITEMS * self.threads:
@@ -128,7 +129,7 @@ class IndirectKernel(CompiledKernel):
         sizes = {block, p.pixels - (blocks - 1) * block}
         self.form = Form(
             kind, n, vectors, _list_row_counts(sizes, rows), p.channels % n, chain.steps, is_plain, is_gathered, source, stored, added, instruction,
-            inner % depth,
+            inner % depth, is_dense,
         )  # fmt: skip
         own = count_thread_bytes(self.form, block, p.taps, p.taken)
         self.items = blocks * -(-strips // item_strips)
