@@ -31,6 +31,7 @@ from whet.tactics.cpu._llvm.kernel import LAST_WORDS, Parameter, to_int8
 from whet.tactics.cpu._llvm.math import Math
 from whet.tactics.cpu._llvm.work_stealing import emit_thread_count, emit_thread_index, parallel_kernel
 
+_LINE = 16  # floats of a cache line
 _ADDRESSED = 6  # addresses of pixels in registers
 UNROLLED = 4  # input channels, or elements of several 8-bit ones
 HEADER = 6
@@ -71,6 +72,7 @@ class Form:
     instruction: str = ""  # of products of integers
     rest: int = 0  # channels of a product of integers after the last whole element
     is_dense: bool = False  # a product whose pixels are at equal distances: a matrix, or windows of one pixel without strides
+    prefetched: int = 0  # cache lines of the next strip's weights per iteration of a product, which reads UNROLLED channels
 
     @property
     def width(self) -> int:
@@ -80,6 +82,11 @@ class Form:
     @property
     def most_rows(self) -> int:
         return count_rows(self.lanes, self.is_dense)
+
+    @property
+    def iteration_lines(self) -> int:
+        """Cache lines of weights that an iteration of a dense product of f32 reads."""
+        return UNROLLED * self.width // _LINE
 
     @property
     def reads_channels(self) -> bool:
@@ -235,13 +242,17 @@ def _compute_strip(
     with f.loop(0, chunks, carried=[f.value(0)]) as chunk:
         (pixel,) = chunk.values
         rows = least + (chunk.index < longer).convert("zext", pixel.type)
+        following = weights.at(strip_size)
+        if form.prefetched:  # each tile prefetches a part
+            parts = form.iteration_lines // form.prefetched
+            following = following.at((first + pixel) // form.most_rows % parts * (strip_size // parts))
         for (r, partial), function in sums.items():
             whole = left >= form.width
             condition = rows.equals(r)
             if not form.reads_channels:
                 condition = condition & (whole ^ 1 if partial else whole)
             with f.when(condition):
-                f.call(function, table.at(pixel), w.block, read[0], offset, weights, buffer, read[1], left, w.x_pixel)
+                f.call(function, table.at(pixel), w.block, read[0], offset, weights, buffer, read[1], left, w.x_pixel, following)
         at = (first + pixel) * w.y_pixel + channel
         for k in range(form.vectors):
             y_at, sums_at = at + k * form.lanes, buffer.at(k * form.lanes)
@@ -255,10 +266,10 @@ def _compute_strip(
 
 
 def _emit_sums(module: Module, form: Form, rows: int, partial: bool) -> Function:
-    """`sums_R(table, block, taps, offset, weights, buffer, channels, left, pitch)` writes the accumulators [row][column] of R pixels and a strip.
-    `offset` values are added to the addresses. `partial`: only `left` channels of the strip exist, which the kernel may read. `pitch`: values
-    from one pixel to the next."""
-    parameters = ["i64*", "i64", "i64", "i64", f"{form.element}*", f"{form.accumulator}*", "i64", "i64", "i64"]
+    """`sums_R(table, block, taps, offset, weights, buffer, channels, left, pitch, following)` writes the accumulators [row][column] of R pixels and
+    a strip. `offset` values are added to the addresses. `partial`: only `left` channels of the strip exist, which the kernel may read. `pitch`: values
+    from one pixel to the next. `following`: weights to be prefetched."""
+    parameters = ["i64*", "i64", "i64", "i64", f"{form.element}*", f"{form.accumulator}*", "i64", "i64", "i64", f"{form.element}*"]
     with module.function(f"sums_{rows}{'_part' if partial else ''}", parameters) as f:
         sums = _emit_product_sums(f, form, rows) if form.reads_channels else _emit_channel_sums(f, form, rows, partial)
         buffer = f.arguments[5]
@@ -272,9 +283,10 @@ def _emit_sums(module: Module, form: Form, rows: int, partial: bool) -> Function
 def _emit_product_sums(f: Function, form: Form, rows: int) -> list[Value]:
     """Few rows have several accumulators per result, for consecutive channels: an accumulator takes four cycles from one sum to the next. Of many
     rows, the second half is addressed by the first half's registers and a second index."""
-    table, block, taps, offset, weights, _, channels, _, pitch = f.arguments
+    table, block, taps, offset, weights, _, channels, _, pitch, following = f.arguments
     assert isinstance(table, Pointer)
     assert isinstance(weights, Pointer)
+    assert isinstance(following, Pointer)
     lanes, width, vectors, depth = form.lanes, form.width, form.vectors, form.depth
     zero = f.value(0, Type(form.accumulator.element, lanes))
     parts = 4 if rows == 1 else 2 if rows == 2 else 1
@@ -307,6 +319,8 @@ def _emit_product_sums(f: Function, form: Form, rows: int) -> list[Value]:
         with f.loop(0, unrolled, step=unit, carried=tap.values) as many:
             w_at, *sums = many.values
             w_now, c = f.opaque_pointer(weights.at(w_at)), f.opaque(many.index)
+            for k in range(form.prefetched):
+                following.at(c * (form.prefetched * _LINE // UNROLLED)).prefetch(k * _LINE, to_second_cache=True)
             many.carry(w_at + unit * width, *accumulate(pixels, c, w_now, UNROLLED, sums))
         with f.loop(unrolled, whole, step=depth, carried=many.results) as rest:
             w_at, *sums = rest.values
@@ -339,7 +353,7 @@ def _load_weights(form: Form, weights: Pointer, offset: int) -> Value:
 
 
 def _emit_channel_sums(f: Function, form: Form, rows: int, partial: bool) -> list[Value]:
-    table, block, taps, offset, weights, _, _, left, _ = f.arguments
+    table, block, taps, offset, weights, _, _, left, *_ = f.arguments
     assert isinstance(table, Pointer)
     assert isinstance(weights, Pointer)
     lanes, vectors = form.lanes, form.vectors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -23,6 +23,7 @@ from whet.tactics.cpu.onednn._kernel import is_static, list_runtime_tensors, to_
 from whet.tactics.cpu.onednn._quantized import drop_implied_bounds
 
 _SECOND_CACHE = 1 << 17  # bytes of weights, and of a block's input, that stay in L2
+_CACHED = 1 << 20  # bytes of weights that stay in a cache from one inference to the next
 _ITEMS = 4  # per thread, if there are as many
 _MOST_ROWS = 96  # pixels of a block
 _FEW_CHANNELS = 4  # whose windows are copied
@@ -131,6 +132,10 @@ class IndirectKernel(CompiledKernel):
             kind, n, vectors, _list_row_counts(sizes, rows), p.channels % n, chain.steps, is_plain, is_gathered, source, stored, added, instruction,
             inner % depth, is_dense,
         )  # fmt: skip
+        if is_dense and vectors == 2 and not is_integer and strips * strip_size * size > _CACHED:
+            lines = self.form.iteration_lines
+            self.form = replace(self.form, prefetched=min(lines, 1 << max(0, (lines * rows // p.pixels).bit_length())))
+
         own = count_thread_bytes(self.form, block, p.taps, p.taken)
         self.items = blocks * -(-strips // item_strips)
         self.threads = min(self.threads, self.items)
