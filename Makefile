@@ -96,7 +96,7 @@ test-kernels: $(VENV)/.test
 	for kernel in $(BLAS_KERNELS); do echo "BLAS kernels of $$kernel"; \
 	  OPENBLAS_CORETYPE=$$kernel OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) \
 	    tests/ops/test_reference.py tests/ops/test_couples.py tests/passes/test_pass_golden.py || exit 1; done
-	$(if $(AVX512),ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/tactics)
+	$(if $(AVX512),WHET_MAX_CPU_ISA=avx2 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/tactics)
 
 # No test may assume which tactic is the fastest: another machine selects others. Every measured time is multiplied by a random factor.
 SEED ?= 1

@@ -7,6 +7,7 @@ from whet.inspector.facts import layer_facts
 from whet.inspector.unfused_counts import count_unfused
 from whet.network import parse_network
 from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.registers import why_no_registers
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 
@@ -63,7 +64,7 @@ def test_data_movement_counts_as_one_pass_or_as_the_moved_bytes():
     assert [size for _, size in count_unfused(moves, ("Moves",))] == [2 * channels, 2 * channels, 2 * channels + joined]
 
 
-@pytest.mark.skipif(jit.why_unavailable() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
+@pytest.mark.skipif(bool(jit.why_unavailable() or why_no_registers()), reason="needs llvmlite and the registers of AVX2")
 @pytest.mark.parametrize("also", [(), ("Moves",)])
 def test_a_head_with_its_convolutions_counts_as_its_parts(also):
     def counted(*passes):

@@ -48,7 +48,8 @@ def check_pointed_elsewhere(name, layer, arrays):
                 call.set_address("output", i, out.ctypes.data)
             call.run()
         for out, want in zip(outs, run_regions(layer, arrays), strict=True):
-            got = from_stored(out.view(np.float32).reshape(compute_stored_shape("nChw16c", want.shape)), "nChw16c", want.shape)
+            stored = signature.outputs[0].format
+            got = from_stored(out.view(np.float32).reshape(compute_stored_shape(stored, want.shape)), stored, want.shape)
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 

@@ -13,6 +13,7 @@ from whet.ops import run_layer, run_regions, sample_layer
 from whet.tactics import Args, get_tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.epilogue import Step
+from whet.tactics.cpu._llvm.registers import AVX512, get_registers, why_no_registers
 from whet.tactics.cpu.conv._pointwise_ir import Variant, emit_pointwise_ir
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.quantized.lookup_table import TableKernel, compute_table
@@ -154,10 +155,10 @@ def test_pointers_have_the_syntax_of_the_compiler():
     assert opaque == "load <16 x float>, ptr %a, ptr %b, ptr %f"
 
 
-SILU = pytest.mark.skipif(jit.why_unavailable() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
+TILES = pytest.mark.skipif(bool(why := jit.why_unavailable() or why_no_registers()), reason=str(why))
 
 
-@SILU
+@TILES
 @pytest.mark.parametrize(("shape", "channels"), [
     ((1, 16, 12, 12), 96), ((2, 24, 5, 5), 144), ((1, 40, 4, 6), 240), ((3, 4, 1, 8), 48), ((1, 112, 14, 14), 64), ((1, 20, 3, 31), 16),
     ((2, 96, 30, 31), 96),
@@ -170,7 +171,7 @@ def test_pointwise_convolutions_with_silu(shape, channels, threads):
     judge_every_config("cpu/pointwise_conv", sample, threads)
 
 
-@SILU
+@TILES
 @pytest.mark.parametrize(("shape", "window", "stride", "pads"), [
     ((1, 16, 12, 14), 3, 1, (1, 1, 1, 1)), ((2, 32, 9, 17), 3, 2, (1, 1, 1, 1)), ((1, 48, 15, 12), 5, 2, (2, 2, 2, 2)),
     ((1, 16, 9, 9), 5, 1, (0, 4, 4, 0)),
@@ -204,6 +205,7 @@ def judge_every_config(name, sample, threads):
 
 def launched(kernel, image, signature, layer):
     """The output of a planned kernel with one input image and one output."""
+    stored = signature.outputs[0].format
     source, target, packed = place(image, signature.inputs[0]), dnn.allocate_aligned(kernel.outputs[0]), [p.make() for p in kernel.packed]
     target[:] = 0xAB
     stream = Listed()
@@ -211,10 +213,10 @@ def launched(kernel, image, signature, layer):
     for call in stream.calls:
         call.run()
     shape = static_shape(layer.outputs[0].shape)
-    return np.array(from_stored(target.view(np.float32).reshape(compute_stored_shape("nChw16c", shape)), "nChw16c", shape))
+    return np.array(from_stored(target.view(np.float32).reshape(compute_stored_shape(stored, shape)), stored, shape))
 
 
-@SILU
+@TILES
 def test_silu_of_special_values_equals_the_ops():
     """Through a convolution that copies its input, in both forms: ends of the range of exp, denormals, infinities, NaN; the piecewise form gives 0
     for magnitudes below 1e-6.
@@ -231,15 +233,17 @@ def test_silu_of_special_values_equals_the_ops():
     with np.errstate(all="ignore"):
         want = x.astype(np.float64) / (1 + np.exp(-x.astype(np.float64)))
         want[2] = np.nan  # minus infinity times zero
-    for estimate in (True, False):
+    registers = get_registers()
+    for estimate in {registers == AVX512 and jit.has("avx512dq"), False}:
         kernel = tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU)
         blocks, pixels = dict(tactic.configs(layer, signature, CPU)[0]).values()
-        kernel.parts[0].ir = emit_pointwise_ir(Variant(blocks, pixels, (Step("Swish", (("alpha", 1.0),)),), estimate))
+        steps = (Step("Swish", (("alpha", 1.0),)),)
+        kernel.parts[0].ir = emit_pointwise_ir(Variant(blocks, pixels, registers.lanes, steps, estimate))
         got = launched(kernel, arrays[0], signature, layer)[0, 0].reshape(-1)[: len(odd)]
         np.testing.assert_allclose(got, want, rtol=3e-6, atol=2.5e-6 if estimate else 1e-36)
 
 
-@SILU
+@TILES
 def test_silu_error_is_within_its_stated_bound():
     """Over all pieces and across their ends: absolute error 2.5e-6, and above 0 and near it a relative bound; 0 gives 0."""
     side = 1001

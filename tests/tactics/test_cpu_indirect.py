@@ -259,3 +259,58 @@ def test_networks_without_onednn_run_in_own_kernels(monkeypatch):
     feeds = {"x": rng.standard_normal((1, 3, 32, 32)).astype(np.float32)}
     with Runtime().load(plan).create_context() as context:
         np.testing.assert_allclose(context.run(feeds)["y"], run_network(net, feeds)["y"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "weights", "attrs"), [
+    ((2, 5, 4, 7, 6), (9, 5, 3, 3, 3), {"pads": (1, 1, 1, 1, 1, 1)}),
+    ((1, 3, 7, 8, 9), (20, 3, 3, 5, 2), {"pads": (2, 0, 1, 1, 2, 0), "strides": (2, 1, 3), "dilations": (2, 1, 2)}),
+    ((2, 19, 3, 2, 5), (37, 19, 1, 1, 1), {"strides": (2, 1, 1)}),
+    ((1, 12, 5, 6, 7), (12, 1, 3, 3, 3), {"pads": (1, 1, 1, 1, 1, 1), "group": 12}),
+])  # fmt: skip
+def test_convolutions_of_volumes(shape, weights, attrs, monkeypatch):
+    inputs = [text(*shape), f"const {text(*weights)}", f"const {text(weights[0])}"]
+    check("cpu/indirect_conv", *layer_of("Conv", inputs, **{"group": 1, **attrs}), monkeypatch)
+
+
+@pytest.mark.parametrize(("op", "attrs"), [
+    ("MaxPool", {"kernel_shape": (3, 2, 3), "strides": (2, 2, 1), "pads": (1, 0, 1, 1, 1, 1)}),
+    ("MaxPool", {"kernel_shape": (2, 2, 2), "dilations": (2, 1, 2), "ceil_mode": 1, "strides": (2, 2, 2)}),
+    ("AveragePool", {"kernel_shape": (3, 3, 2), "strides": (2, 1, 2), "pads": (1, 1, 0, 1, 1, 1)}),
+    ("AveragePool", {"kernel_shape": (2, 3, 2), "pads": (1, 1, 0, 0, 1, 1), "count_include_pad": 1}),
+])  # fmt: skip
+def test_poolings_of_volumes(op, attrs, monkeypatch):
+    check("cpu/indirect_pool", *layer_of(op, [text(2, 21, 5, 7, 6)], **attrs), monkeypatch)
+
+
+@pytest.mark.parametrize(("shape", "weights", "attrs"), [
+    ((2, 16, 5, 7), (16, 12, 2, 2), {"strides": (2, 2)}),
+    ((1, 7, 6, 5), (7, 33, 4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
+    ((2, 3, 5, 4), (3, 9, 3, 3), {"strides": (2, 3), "pads": (1, 0, 0, 1), "output_padding": (1, 2)}),
+    ((1, 5, 6, 7), (5, 4, 3, 3), {"pads": (1, 1, 1, 1)}),
+    ((1, 6, 4, 5), (6, 5, 3, 2), {"strides": (3, 2), "dilations": (2, 3), "pads": (0, 1, 2, 0)}),
+    ((1, 4, 3, 3), (4, 6, 1, 2), {"strides": (3, 4), "output_padding": (1, 1)}),
+    ((1, 8, 4, 4), (8, 3, 5, 5), {"strides": (2, 2), "pads": (2, 2, 2, 2), "group": 2, "output_padding": (1, 1)}),
+    ((2, 20, 4, 3), (20, 1, 4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1), "group": 20}),
+    ((2, 6, 9), (6, 10, 4), {"strides": (2,), "pads": (1, 1)}),
+    ((1, 5, 3, 4, 2), (5, 7, 3, 2, 3), {"strides": (2, 1, 2), "pads": (1, 0, 1, 0, 1, 1), "output_padding": (1, 0, 1)}),
+])  # fmt: skip
+def test_transposed_convolutions(shape, weights, attrs, monkeypatch):
+    """Windows that strides divide or not, smaller than a stride, with dilations that share a divisor with it or not; groups; results beyond the last
+    tap."""
+    group = attrs.get("group", 1)
+    inputs = [text(*shape), f"const {text(*weights)}", f"const {text(weights[1] * group)}"]
+    layer, arrays = layer_of("ConvTranspose", inputs, **{"group": 1, **attrs})
+    check("cpu/transposed_conv", layer, arrays, monkeypatch)
+
+
+def test_random_transposed_convolutions(monkeypatch):
+    """Each result reads the taps that the op's definition says."""
+    rng = np.random.default_rng(3)
+    for _ in range(40):
+        size, strides, dilations = ([int(n) for n in rng.integers(1, high, 2)] for high in (6, 5, 4))
+        reach = [d * (k - 1) + 1 for d, k in zip(dilations, size, strict=True)]
+        pads = [int(rng.integers(0, min(3, n))) for n in (*reach, *reach)]
+        extra = [int(rng.integers(0, max(s, d))) for s, d in zip(strides, dilations, strict=True)]
+        inputs = [text(1, 3, 4, 5), f"const {text(3, 2, *size)}"]
+        attrs = {"group": 1, "strides": strides, "dilations": dilations, "pads": pads, "output_padding": extra}
+        check("cpu/transposed_conv", *layer_of("ConvTranspose", inputs, **attrs), monkeypatch, lanes=(8,), threads=(2,))

@@ -15,6 +15,7 @@ from whet.tactics import get_tactic
 from whet.tactics._moves_indices import Refused
 from whet.tactics._moves_tree import Moves
 from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.registers import get_registers
 from whet.tactics.cpu.move import moves
 from whet.tactics.cpu.move._moves_ir import emit_moves_ir
 
@@ -65,9 +66,9 @@ def test_heads_from_pixels_and_from_blocks_of_channels(sample):
     assert usable
     for signature in usable:
         close(layer, arrays, signature)
-    channels = layer.inputs[0].shape[1]
-    blocks = any(s.inputs[0].format == "nChw16c" for s in usable)
-    assert blocks == (channels % 16 == 0 and channels // 16 != layer.outputs[0].shape[2])
+    channels, registers = layer.inputs[0].shape[1], get_registers()
+    blocks = any(s.inputs[0].format == registers.stored.format for s in usable)
+    assert blocks == (channels % registers.lanes == 0 and channels // layer.outputs[0].shape[2] != 16)
 
 
 @JIT
@@ -116,7 +117,7 @@ def test_sigmoids_with_and_without_avx512(wide, monkeypatch):
 @JIT
 @pytest.mark.parametrize(("sample", "form", "why"), [
     (make_detector_head_sample(2, 3, 2, (4, 6)), "linear", "adjacent values of a result row have a stride of 24"),
-    (make_detector_head_sample(1, 16, 6, (5, 5)), "nChw16c", "too many different offsets in blocks"),
+    (make_detector_head_sample(1, 16, 6, (5, 5)), get_registers().stored.format, "too many different offsets in blocks"),
     (make_channel_shuffle_sample(2, 2, 8, 5, 3), "nhwc", "have a stride of"),
     (chain(lambda body, x: body.add("Pow", x[0], x[0])), "nhwc", "the kernel has no Pow"),
     (chain(lambda body, x: body.add("Tanh", x[0])), "nhwc", "the kernel has no Tanh"),

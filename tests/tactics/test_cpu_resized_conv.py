@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from compiled_results import check_odd_numbers, check_pointed_elsewhere, computed
-from test_compiled_kernels import SILU
+from test_compiled_kernels import TILES
 
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig, build
@@ -27,7 +27,7 @@ SIZES = [
 ]  # fmt: skip
 
 
-@SILU
+@TILES
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("act", ["silu", "Relu"])
@@ -40,14 +40,14 @@ def test_results(size, threads, act, monkeypatch):
         assert kernel.threads == [min(threads, sizes[-2]) for sizes in kernel.sizes]
 
 
-@SILU
+@TILES
 @pytest.mark.parametrize("filters", [(48,), (16, 32)])
 def test_operands_can_be_bound_to_other_buffers(filters):
     _, layer, arrays = sample_layer("Fused", make_resized_conv_sample(2, (32, 16), filters, (5, 6), (2, 2)))
     check_pointed_elsewhere(NAME, layer, arrays)
 
 
-@SILU
+@TILES
 def test_nan_and_infinity_do_not_spread():
     """NaN and infinities of the small image affect only the pixels sampled from them; those of the large image only their own pixel."""
     _, layer, arrays = sample_layer("Fused", make_resized_conv_sample(1, (16, 16), (32, 48), (5, 7), (2, 2)))
@@ -55,7 +55,7 @@ def test_nan_and_infinity_do_not_spread():
     check_odd_numbers(NAME, layer, arrays, 5)
 
 
-@SILU
+@TILES
 @pytest.mark.parametrize(("sample", "why"), [
     (make_resized_conv_sample(1, (18, 16), (16, 16), (6, 6), (2, 2)), "34 channels"),
     (make_resized_conv_sample(1, (18, 22), (16,), (6, 6), (2, 2)), "18 channels"),
@@ -85,12 +85,12 @@ def composites(config=None, **kind):
     return {x.composite for x in lower_network(neck(**kind), config or BuildConfig())[0].layers}
 
 
-@SILU
+@TILES
 def test_layers_without_a_kernel_stay_unfused(monkeypatch):
     """Otherwise the NumPy reference would compute it: unknown activations, channels not divisible by four, images below a tile, unknown sizes, CPUs.
     """
     assert composites() == composites(side=4) == composites(filters=(16,)) == composites(batch="N") == {"ResizedConv"}
-    for kind in ({"act": "HardSwish"}, {"channels": 18}, {"side": 3}, {"side": "H"}, {"scale": 1.0}):
+    for kind in ({"act": "HardSwish"}, {"channels": 18}, {"side": 2}, {"side": "H"}, {"scale": 1.0}):
         assert "ResizedConv" not in composites(**kind), kind
     bf16 = BuildConfig(precisions=("bf16",))
     monkeypatch.setattr(jit, "has", lambda feature: True)
@@ -99,7 +99,7 @@ def test_layers_without_a_kernel_stay_unfused(monkeypatch):
     assert "ResizedConv" not in composites()
 
 
-@SILU
+@TILES
 def test_dynamic_batch_and_multiply_adds():
     """Batches 1 and 3 of one engine. The fused layer computes less than the original network."""
     net = neck(channels=64, side=20, filters=(32, 64), batch="N")

@@ -29,16 +29,16 @@ from whet.tactics._moves_indices import (
 )
 
 Node = tuple
-"""("number", value), ("source", which, place), ("blocked", which, place, channel, length of a block), ("constant", first, place),
+"""("number", value), ("source", which, place), ("blocked", which, place, channel, length of a block, its channels), ("constant", first, place),
 ("step", op, nodes, attributes) or ("choice", place, limits, nodes)."""
-BLOCK = 16  # channels per block in nChw16c
+BLOCKS = {"nChw8c": 8, "nChw16c": 16}  # channels per block of a format
 _OPERANDS = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub")  # all inputs are operands; of other operations the inputs after the first are bounds
 
 
 class Moves:
     """The tree of a fused layer (`root`), its constants, and the sources by input index. Raises Refused.
 
-    `formats` has the format of each run-time input by index: row-major, channels-last ("nhwc") or whole blocks ("nChw16c"); `out` is that of the
+    `formats` has the format of each run-time input by index: row-major, channels-last ("nhwc") or whole blocks (of BLOCKS); `out` is that of the
     result: row-major or channels-last. `pitches` has the elements between pixels of channels-last inputs where pixels are padded. Elements of the
     result are addressed by ROW and COLUMN, of which there are `rows` and `columns`; with `as_one` by a FLAT index.
     """
@@ -131,11 +131,11 @@ class Moves:
 
     def _build_leaf(self, t: Tensor, where: int, at: tuple[Place, ...]) -> Node:
         shape = static_shape(t.shape)
-        if not t.is_constant and self.formats[where] == "nChw16c":
+        if not t.is_constant and (block := BLOCKS.get(self.formats[where])):
             pixels = prod(shape[2:])
             image = at[0].times(shape[1] * pixels) if shape[0] != 1 else Place()
-            place = image.plus(compute_flat_offset(at[2:], shape[2:], "linear").times(BLOCK))
-            return ("blocked", self.sources.index(where), place, at[1], pixels * BLOCK)
+            place = image.plus(compute_flat_offset(at[2:], shape[2:], "linear").times(block))
+            return ("blocked", self.sources.index(where), place, at[1], pixels * block, block)
         if not t.is_constant and where in self.pitches:
             pixel = compute_flat_offset((at[0], *at[2:]), (shape[0], *shape[2:]), "linear")
             return ("source", self.sources.index(where), pixel.times(self.pitches[where]).plus(at[1] if shape[1] != 1 else Place()))

@@ -106,7 +106,7 @@ class Activations:
         for step in steps:
             if step == "Add":
                 assert added is not None
-                x = x + added.load_vector(offset)
+                x = x + added.load(offset, x.lanes)
             else:
                 x = self.silu(x) if step == "Silu" else self.relu(x)
         return x

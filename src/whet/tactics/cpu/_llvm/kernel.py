@@ -14,6 +14,7 @@ from whet.network import DType, Layer
 from whet.tactics._base import Args, Packed, Signature, Stream, Tactic, count_stored_bytes
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import INT8, INT32, Function, Pointer, Value
+from whet.tactics.cpu._llvm.registers import why_no_registers
 
 LAST_WORDS = ("share", "packed")  # of every context
 
@@ -21,12 +22,11 @@ LAST_WORDS = ("share", "packed")  # of every context
 class CompiledTactic(Tactic):
     """A tactic with a JIT-compiled kernel. Results equal the op's, except for ties in rounding in some tactics."""
 
-    needs_avx512 = False
+    needs_registers = False  # its accumulators fill the registers of `get_registers`
 
     def unavailable(self) -> str | None:
-        if self.needs_avx512 and not jit.has("avx512f"):
-            return "its accumulators need the 32 registers of AVX-512"
-        return jit.why_unavailable()
+        reason = why_no_registers() if self.needs_registers else None
+        return reason or jit.why_unavailable()
 
     def why_not(self, layer: Layer) -> str | None:
         return super().why_not(layer) or jit.why_unavailable()

@@ -1,4 +1,4 @@
-"""Base classes of the compiled f32 convolutions in blocks of 16 channels, and how their output channels and pixels are tiled."""
+"""Base classes of the compiled f32 convolutions in blocks of channels, and how their output channels and pixels are tiled."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ from math import prod
 
 from whet.backends import Backend
 from whet.network import F32, Layer, static_shape
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, count_stored_bytes
+from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, count_stored_bytes
 from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias, outer_input
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.epilogue import Step, is_silu, keeps_zeros, match_chain
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
+from whet.tactics.cpu._llvm.registers import get_registers
 from whet.tactics.cpu.onednn._kernel import is_static, list_runtime_tensors
-
-STORED = Operand("nChw16c", F32)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """The part of a launch: `groups` of `blocks` of 16 output channels, after the `first` blocks, in tiles of `pixels`."""
+    """The part of a launch: `groups` of `blocks` of `lanes` output channels, after the `first` blocks, in tiles of `pixels`."""
 
     blocks: int
     pixels: int
     groups: int
+    lanes: int
     first: int = 0
 
     @property
     def channels(self) -> slice:
         """Its output channels; the layer may have fewer."""
-        return slice(self.first * LANES, (self.first + self.groups * self.blocks) * LANES)
+        return slice(self.first * self.lanes, (self.first + self.groups * self.blocks) * self.lanes)
 
 
 UNEVEN_BLOCKS = (2, 3)  # used if no count from 2 to 4 divides the blocks: with more, weights are read from L2 for fewer pixels
@@ -49,11 +48,12 @@ def block_counts(blocks: int, most: Sequence[int]) -> list[int]:
 def list_launches(layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
     """The launches of a config: groups of "blocks" in tiles of "pixels", and the remaining blocks in tiles of "rest" pixels. None if the config is
     for another number of channels."""
-    blocks, left = divmod(-(-static_shape(layer.outputs[0].shape)[1] // LANES), sizes["blocks"])
+    lanes = get_registers().lanes
+    blocks, left = divmod(-(-static_shape(layer.outputs[0].shape)[1] // lanes), sizes["blocks"])
     if not blocks or (left > 0) != ("rest" in sizes):
         return None
-    launches = [Tile(sizes["blocks"], sizes["pixels"], blocks)]
-    return launches if not left else [*launches, Tile(left, sizes["rest"], 1, blocks * sizes["blocks"])]
+    launches = [Tile(sizes["blocks"], sizes["pixels"], blocks, lanes)]
+    return launches if not left else [*launches, Tile(left, sizes["rest"], 1, lanes, blocks * sizes["blocks"])]
 
 
 @dataclass
@@ -88,10 +88,10 @@ class ConvKernel(ABC):
             ir, sizes, items, packed = self.launch(layer, signature, tile)
             channels_here = len(range(channels)[tile.channels])
             threads = min(count, items) if images * channels_here * plane * taps > self.serial_work else 1
-            self.parts.append(Launch(ir, [*sizes, items, -(-items // threads)], threads, tile.first * LANES * plane * 4))
+            self.parts.append(Launch(ir, [*sizes, items, -(-items // threads)], threads, tile.first * tile.lanes * plane * 4))
             operands.append(packed)
         self.packed = tuple(operands)
-        self.implementation = "" + " + ".join(f"{t.blocks * LANES} channels x {t.pixels} pixels" for t in tiles)
+        self.implementation = "" + " + ".join(f"{t.blocks * t.lanes} channels x {t.pixels} pixels" for t in tiles)
 
     @abstractmethod
     def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str | jit.Generated, list[int], int, Packed]:
@@ -138,9 +138,9 @@ class FloatConvTactic(CompiledTactic):
 
 
 class ConvTactic(FloatConvTactic):
-    """A convolution in blocks of 16 channels."""
+    """A convolution in blocks of channels."""
 
-    needs_avx512 = True
+    needs_registers = True
     takes_residual = True
 
     kernel: type[ConvKernel]
@@ -151,7 +151,7 @@ class ConvTactic(FloatConvTactic):
             return chain
         if chain.residual is not None and not self.takes_residual:
             return "adds no residual"
-        if int(layer.outputs[0].shape[1]) % LANES and not keeps_zeros(chain.steps):
+        if int(layer.outputs[0].shape[1]) % get_registers().lanes and not keeps_zeros(chain.steps):
             return "the epilogue of padding channels is not zero"
         return None
 
@@ -173,10 +173,10 @@ class ConvTactic(FloatConvTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not is_static(layer):
             return []
-        x, added = get_source_index(layer), find_residual(layer)
-        inputs = tuple(STORED if i in (x, added) else None for i in range(len(layer.inputs)))
-        inplace = [] if added in (None, x) else [Signature(inputs, (STORED,), ((added, 0),))]
-        return [*inplace, Signature(inputs, (STORED,))]
+        x, added, stored = get_source_index(layer), find_residual(layer), get_registers().stored
+        inputs = tuple(stored if i in (x, added) else None for i in range(len(layer.inputs)))
+        inplace = [] if added in (None, x) else [Signature(inputs, (stored,), ((added, 0),))]
+        return [*inplace, Signature(inputs, (stored,))]
 
 
 def find_residual(layer: Layer) -> int | None:

@@ -1,4 +1,4 @@
-"""Convolution in blocks of 16 channels, as LLVM IR: a tile of pixels of a row by blocks of output channels in registers, then the epilogue.
+"""Convolution in blocks of channels, as LLVM IR: a tile of pixels of a row by blocks of output channels in registers, then the epilogue.
 
 Taps of a row and some input channels are unrolled; input blocks and the window's rows are loops with bounds that exclude rows outside the image.
 The first and the last tile of a row have separate code, without the taps outside the image.
@@ -15,11 +15,11 @@ from functools import cache, partial
 from types import SimpleNamespace
 
 from whet.tactics.cpu._llvm.activation import Activations
-from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.builder import FLOAT, Function, Module, Pointer, Value
 from whet.tactics.cpu._llvm.epilogue import Step, emit_float_chain
+from whet.tactics.cpu._llvm.registers import LINE, Registers
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
-REGISTERS = 32  # AVX-512's
 MOST = 5  # maximum blocks of a tile
 _COLUMN_STRIDE = 3  # order of columns: adjacent ones would add to the same accumulators and wait for each other (3x6x6: 10 %)
 Taps = tuple[tuple[int, int], ...]
@@ -44,41 +44,47 @@ def list_context_words(steps: tuple[Step, ...]) -> tuple[str, ...]:
 class Form:
     """The compile-time parameters of a kernel."""
 
+    registers: Registers
     window: tuple[int, int]
     strides: tuple[int, int]
-    blocks: int  # of 16 output channels per tile
+    blocks: int  # of output channels per tile
     pixels: int  # per tile
     unroll: int  # input channels per iteration of the inner loop; divides `step`
-    planes: bool  # the image is stored plane by plane, not in blocks of 16 channels
+    planes: bool  # the image is stored plane by plane, not in blocks of channels
     first: Taps
     last: Taps | None  # None: a row is one tile
     steps: tuple[Step, ...]  # the epilogue; its residual is an image as large as the result
     has_avx512dq: bool
 
     @property
+    def lanes(self) -> int:
+        """Output channels of a block."""
+        return self.registers.lanes
+
+    @property
     def step(self) -> int:
         """Input channels of a block."""
-        return 1 if self.planes else LANES
+        return 1 if self.planes else self.lanes
 
     @property
     def shared(self) -> bool:
         """True if the weights of all taps of a row fit into registers: each input value is then broadcast once for all its taps."""
-        return self.blocks * (self.pixels + self.window[1]) < REGISTERS
+        return self.blocks * (self.pixels + self.window[1]) < self.registers.count
 
     @property
     def prefetched(self) -> int:
-        """Pixels that an iteration of the inner loop prefetches, so that a block's iterations cover the tile's reads of a row; 0: none. Planes have
-        only a few cache lines; five blocks of accumulators leave no register for the address."""
+        """Cache lines that an iteration of the inner loop prefetches, so that a block's iterations cover the tile's reads of a row; 0: none. Planes
+        have only a few; five blocks of accumulators leave no register for the address."""
         if self.planes or self.blocks == MOST:
             return 0
-        return -(-((self.pixels - 1) * self.strides[1] + self.window[1]) * self.unroll // self.step)
+        return -(-((self.pixels - 1) * self.strides[1] + self.window[1]) * self.unroll // LINE)
 
 
 @cache
 def emit_direct_ir(form: Form) -> str:
     """`direct(context)` for one form.
 
-    Weights are packed in groups of `blocks` of 16 output channels: for each block of input channels, row of the window, input channel and tap of the
+    Weights are packed in groups of `blocks` of output channels: for each block of input channels, row of the window, input channel and tap of the
     row, the group's output channels; then its biases. A row has at least `pixels` columns; its last tile ends at the row's end and overlaps the
     previous one.
     """
@@ -90,18 +96,18 @@ def emit_direct_ir(form: Form) -> str:
 
 def _emit_rows(f: Function, w: SimpleNamespace, form: Form) -> None:
     """All rows of the result between w.begin and w.end."""
-    activations = Activations(f, form.has_avx512dq)
+    activations, lanes = Activations(f, form.has_avx512dq, form.lanes), form.lanes
     source, weights, target = (word.as_pointer(FLOAT) for word in (w.source, w.weights, w.target))
     added = w.added.as_pointer(FLOAT) if any(s.reads_residual for s in form.steps) else None
     line = w.width * form.step
     plane = w.height * line
     blocks = (w.channels + (form.step - 1)) // form.step
     sample = blocks * plane
-    out_line = w.columns * LANES
+    out_line = w.columns * lanes
     out_plane = w.rows * out_line
     out_group, out_sample = out_plane * form.blocks, out_plane * w.output_blocks
-    taps = blocks * (form.window[0] * form.step * form.window[1] * form.blocks * LANES)
-    group_size = taps + form.blocks * LANES
+    taps = blocks * (form.window[0] * form.step * form.window[1] * form.blocks * lanes)
+    group_size = taps + form.blocks * lanes
     last_column = w.columns - form.pixels
     by_rows = w.by_rows.differs(0)
     inner, outer = f.select(by_rows, w.groups, w.rows), f.select(by_rows, w.rows, w.groups)
@@ -115,7 +121,7 @@ def _emit_rows(f: Function, w: SimpleNamespace, form: Form) -> None:
         x_row = source.at(n * sample).at(y * line)
         group_weights = weights.at(group * group_size)
         biases = group_weights.at(taps)
-        bias = [biases.load_vector(j * LANES) for j in range(form.blocks)]
+        bias = [biases.load(j * lanes, lanes) for j in range(form.blocks)]
         out = n * out_sample + group * out_group + row * out_line
         with f.repeat(f.value(0)) as tiles:
             (column,) = tiles.values
@@ -127,7 +133,7 @@ def _emit_rows(f: Function, w: SimpleNamespace, form: Form) -> None:
                 sums = first()
             else:
                 sums = f.choose([(column.equals(0), first), (is_last, partial(image.accumulate, form.last, bias)), (None, inside)])
-            at = out + column * LANES
+            at = out + column * lanes
             _store(f, activations, form, sums, target.at(at), None if added is None else added.at(at), out_plane)
             tiles.repeat_unless(is_last, f.minimum(column + form.pixels, last_column))
 
@@ -138,12 +144,13 @@ def _list_all_taps(form: Form) -> Taps:
 
 def _store(f: Function, activations: Activations, form: Form, sums: list[Value], y: Pointer, added: Pointer | None, plane: Value) -> None:
     """Applies the epilogue to a tile's accumulators and stores them."""
+    lanes = form.lanes
     for j in range(form.blocks):
         target = y.at(plane * j)
         addend = None if added is None else added.at(plane * j)
         for p in range(form.pixels):
-            residual = None if addend is None else addend.load_vector(p * LANES)
-            target.store(emit_float_chain(f, activations, form.steps, sums[j * form.pixels + p], residual), p * LANES)
+            residual = None if addend is None else addend.load(p * lanes, lanes)
+            target.store(emit_float_chain(f, activations, form.steps, sums[j * form.pixels + p], residual), p * lanes)
 
 
 @dataclass
@@ -164,7 +171,7 @@ class _Image:
     def accumulate(self, taps: Taps, bias: list[Value]) -> list[Value]:
         """The tile's accumulators, all pixels of a block before those of the next."""
         f, form = self.f, self.form
-        channel = form.window[1] * form.blocks * LANES  # weights of an input channel and a row of taps
+        channel = form.window[1] * form.blocks * form.lanes  # weights of an input channel and a row of taps
         start = [bias[j] for j in range(form.blocks) for _ in range(form.pixels)]
         with f.loop(0, self.blocks, carried=start, at_least_once=True) as blocks:
             x_block = self.x.at(blocks.index * self.plane)
@@ -177,9 +184,9 @@ class _Image:
                 with f.loop(0, iterations, carried=rows.values, at_least_once=True) as inner:
                     x, weights = x_row.at(inner.index * form.unroll), weights_row.at(inner.index * (form.unroll * channel))
                     if following is not None:
-                        lines = following.at(inner.index * (form.prefetched * LANES))
+                        lines = following.at(inner.index * (form.prefetched * LINE))
                         for k in range(form.prefetched):
-                            lines.prefetch(k * LANES)
+                            lines.prefetch(k * LINE)
                         f.scheduling_barrier()
                     inner.carry(*self._add_row(x, weights, taps, inner.values))
                 rows.carry(*inner.results)
@@ -199,17 +206,17 @@ class _Image:
 
     def _add_row(self, x: Pointer, weights: Pointer, taps: Taps, sums: list[Value]) -> list[Value]:
         """The accumulators after a row of taps of `unroll` channels."""
-        f, form = self.f, self.form
+        f, form, lanes = self.f, self.form, self.form.lanes
         sums = list(sums)
         width, stride = form.window[1], form.strides[1]
         vectors: dict[int, list[Value]] = {}
 
         def load_weights(u: int, s: int) -> None:
-            vectors[s] = [weights.load_vector(((u * width + s) * form.blocks + j) * LANES) for j in range(form.blocks)]
+            vectors[s] = [weights.load(((u * width + s) * form.blocks + j) * lanes, lanes) for j in range(form.blocks)]
 
         def add_column(u: int, i: int, pairs: list[tuple[int, int]]) -> None:
             """Multiplies the value of column `i` by the weights of (tap, pixel) pairs."""
-            number = x.load(i * form.step + u).broadcast()
+            number = x.load(i * form.step + u).broadcast(lanes)
             for s, p in pairs:
                 for j in range(form.blocks):
                     k = j * form.pixels + p

@@ -48,9 +48,11 @@ pixels, those of a block, and the blocks; values from one result pixel to the ne
 output channels of a group; offsets in bytes of biases, parameters of the result, and zeros; bytes of a thread's memory."""
 
 
-def list_context_words(steps: Sequence[Step]) -> tuple[str, ...]:
-    """Names of the context's words, in order."""
-    return (*_ADDRESSES, *(["added"] if any(s.reads_residual for s in steps) else []), *_SIZES, *LAST_WORDS)
+_VOLUME_SIZES = ("depth", "x_slice", "stride_z", "step_z", "pad_front", "window_z", "image_slices")
+"""With a third axis before rows and columns: its size, and the stride of the input in values; stride, dilation, pad and size of the window; size of
+the result."""
+_PLACE_SIZES = ("y_sample", "y_slice", "y_row", "y_column", "y_first")
+"""With results at a distance from each other: strides in values, and the first one's offset."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Form:
     added: str = "f32"
     instruction: str = ""  # of products of integers
     rest: int = 0  # channels of a product of integers after the last whole element
+    is_volume: bool = False  # images have a third axis
+    is_placed: bool = False  # results of adjacent pixels are not adjacent in memory
     is_dense: bool = False  # a product whose pixels are at equal distances: a matrix, or windows of one pixel without strides
     prefetched: int = 0  # cache lines of the next strip's weights per iteration of a product, which reads UNROLLED channels
 
@@ -128,6 +132,13 @@ def count_rows(lanes: int, is_dense: bool) -> int:
     return 2 * _ADDRESSED if is_dense and lanes == 16 else _ADDRESSED
 
 
+def list_context_words(form: Form) -> tuple[str, ...]:
+    """Names of the context's words, in order."""
+    added = ["added"] if any(s.reads_residual for s in form.steps) else []
+    more = (*(_VOLUME_SIZES if form.is_volume else ()), *(_PLACE_SIZES if form.is_placed else ()))
+    return (*_ADDRESSES, *added, *_SIZES, *more, *LAST_WORDS)
+
+
 def _find_type(name: str) -> Type:
     return FLOAT if name == "f32" else INT8
 
@@ -148,10 +159,10 @@ def emit_indirect_ir(form: Form) -> str:
     module = Module()
     sums = {(r, partial): _emit_sums(module, form, r, partial) for r in form.rows for partial in _list_partials(form)}
     finish = {masked: _finish(module, form, masked) for masked in (False, True) if form.tail or not masked}
-    with parallel_kernel(module, "indirect", list_context_words(form.steps), "items") as (f, w):
+    with parallel_kernel(module, "indirect", list_context_words(form), "items") as (f, w):
         (me,) = f.choose([(emit_thread_count(w.context) > 1, lambda: [emit_thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
         memory = w.scratch + me * w.thread_bytes
-        taps = w.window_y * w.window_x
+        taps = _count_taps(w, form)
         table = memory.as_pointer(INT64)
         counts = table.at(w.block * taps)
         buffer = (memory + w.block * (taps + 1) * 8).as_pointer(form.accumulator)
@@ -173,37 +184,69 @@ def _list_partials(form: Form) -> tuple[bool, ...]:
 
 
 def _write_table(f: Function, w: SimpleNamespace, form: Form, table: Pointer, counts: Pointer, first: Value, count: Value) -> None:
-    """The addresses [tap][pixel] of a block, and the number of taps inside the image [pixel]."""
+    """The addresses [tap][pixel] of a block. `counts` [pixel]: the number of taps inside the image, or the offset of the result, where it is placed.
+    """
     nbytes = form.element.bytes
-    zeros, pitch = w.packed + w.zeros, w.x_pixel * nbytes
-    of_image = w.image_rows * w.image_columns
-    rest = first % of_image
-    place = [first // of_image, rest // w.image_columns, rest % w.image_columns]
+    sides = [*([w.image_slices] if form.is_volume else []), w.image_rows, w.image_columns]
+    place = [first]  # sample, slice, row, column
+    for side in reversed(sides):
+        place = [place[0] // side, place[0] % side, *place[1:]]
     with f.loop(0, count, carried=place) as pixels:
-        sample, row, column = pixels.values
+        sample, *slices, row, column = pixels.values
         top, left = row * w.stride_y - w.pad_top, column * w.stride_x - w.pad_left
         image = w.source + (sample * w.x_sample + top * w.x_row + left * w.x_pixel) * nbytes
-        if form.is_plain:
+        if form.is_placed:
+            offset = w.y_first + sample * w.y_sample + row * w.y_row + column * w.y_column
+            counts.store(offset + slices[0] * w.y_slice if slices else offset, pixels.index)
+        if form.is_plain and not slices:
             table.store(image, pixels.index)
-            counts.store(1, pixels.index)
+            if not form.is_placed:
+                counts.store(1, pixels.index)
         else:
-            start = [f.value(0), f.value(0), top, image]
-            with f.loop(0, w.window_y, carried=start) as down:
-                tap, inside_count, y, line = down.values
-                row_inside = (y >= 0) & (y < w.height)
-                with f.loop(0, w.window_x, carried=[tap, inside_count, left, line]) as across:
-                    tap, inside_count, x, address = across.values
-                    inside = row_inside & (x >= 0) & (x < w.width)
-                    table.store(f.select(inside, address, zeros), tap * w.block + pixels.index)
-                    across.carry(tap + 1, inside_count + inside.convert("zext", tap.type), x + w.step_x, address + w.step_x * pitch)
-                down.carry(*across.results[:2], y + w.step_y, line + w.step_y * w.x_row * nbytes)
+            start = [f.value(0), f.value(0)]
+            if slices:
+                front = slices[0] * w.stride_z - w.pad_front
+                with f.loop(0, w.window_z, carried=[*start, front, image + front * w.x_slice * nbytes]) as through:
+                    *found, z, plane = through.values
+                    inside = (z >= 0) & (z < w.depth)
+                    found = _write_window(f, w, form, table, pixels.index, found, inside, top, left, plane)
+                    through.carry(*found, z + w.step_z, plane + w.step_z * w.x_slice * nbytes)
+                inside_count = through.results[1]
+            else:
+                _, inside_count = _write_window(f, w, form, table, pixels.index, start, None, top, left, image)
             if form.kind == "mean":
-                counts.store(down.results[1], pixels.index)
-        column = column + 1
-        row_ends = column >= w.image_columns
-        column, row = f.select(row_ends, f.value(0), column), row + row_ends.convert("zext", row.type)
-        image_ends = row >= w.image_rows
-        pixels.carry(sample + image_ends.convert("zext", row.type), f.select(image_ends, f.value(0), row), column)
+                counts.store(inside_count, pixels.index)
+        following = [column + 1]
+        for side, outer in zip(reversed(sides), [row, *reversed(slices), sample], strict=True):
+            ends = following[0] >= side
+            following = [outer + ends.convert("zext", outer.type), f.select(ends, f.value(0), following[0]), *following[1:]]
+        pixels.carry(*following)
+
+
+def _write_window(
+    f: Function, w: SimpleNamespace, form: Form, table: Pointer, pixel: Value, found: Sequence[Value], slice_inside: Value | None, top: Value,
+    left: Value, image: Value,
+) -> list[Value]:  # fmt: skip
+    """The addresses of the rows and columns of a pixel's window, the first one at `image`. `found`, and returned: the next tap, and the number of
+    taps inside the image."""
+    nbytes = form.element.bytes
+    zeros, pitch = w.packed + w.zeros, w.x_pixel * nbytes
+    with f.loop(0, w.window_y, carried=[*found, top, image]) as down:
+        tap, inside_count, y, line = down.values
+        row_inside = (y >= 0) & (y < w.height)
+        row_inside = row_inside if slice_inside is None else slice_inside & row_inside
+        with f.loop(0, w.window_x, carried=[tap, inside_count, left, line]) as across:
+            tap, inside_count, x, address = across.values
+            inside = row_inside & (x >= 0) & (x < w.width)
+            table.store(f.select(inside, address, zeros), tap * w.block + pixel)
+            across.carry(tap + 1, inside_count + inside.convert("zext", tap.type), x + w.step_x, address + w.step_x * pitch)
+        down.carry(*across.results[:2], y + w.step_y, line + w.step_y * w.x_row * nbytes)
+    return down.results[:2]
+
+
+def _count_taps(w: SimpleNamespace, form: Form) -> Value:
+    taps = w.window_y * w.window_x
+    return taps * w.window_z if form.is_volume else taps
 
 
 def _gather(f: Function, w: SimpleNamespace, form: Form, table: Pointer, patches: Value, count: Value, taps: Value) -> None:
@@ -226,7 +269,7 @@ def _compute_strip(
 ) -> None:  # fmt: skip
     """The results of a block of pixels for one strip of output channels."""
     (table, counts, buffer), (first, count) = memory, block
-    taps = w.window_y * w.window_x
+    taps = _count_taps(w, form)
     group, in_group = strip // w.group_strips, (strip % w.group_strips) * form.width
     channel = group * w.group_channels + in_group
     read = (f.value(1), taps * w.channels) if form.is_gathered else (taps, w.channels)
@@ -253,7 +296,7 @@ def _compute_strip(
                 condition = condition & (whole ^ 1 if partial else whole)
             with f.when(condition):
                 f.call(function, table.at(pixel), w.block, read[0], offset, weights, buffer, read[1], left, w.x_pixel, following)
-        at = (first + pixel) * w.y_pixel + channel
+        at = channel if form.is_placed else (first + pixel) * w.y_pixel + channel
         for k in range(form.vectors):
             y_at, sums_at = at + k * form.lanes, buffer.at(k * form.lanes)
             operands = sums_at, bias.at(k * form.lanes), header, counts.at(pixel), taps, target.at(y_at), added.at(y_at)
@@ -267,8 +310,8 @@ def _compute_strip(
 
 def _emit_sums(module: Module, form: Form, rows: int, partial: bool) -> Function:
     """`sums_R(table, block, taps, offset, weights, buffer, channels, left, pitch, following)` writes the accumulators [row][column] of R pixels and
-    a strip. `offset` values are added to the addresses. `partial`: only `left` channels of the strip exist, which the kernel may read. `pitch`: values
-    from one pixel to the next. `following`: weights to be prefetched."""
+    a strip. `offset` values are added to the addresses. `partial`: only `left` channels of the strip exist, which the kernel may read. `pitch`:
+    values from one pixel to the next. `following`: weights to be prefetched."""
     parameters = ["i64*", "i64", "i64", "i64", f"{form.element}*", f"{form.accumulator}*", "i64", "i64", "i64", f"{form.element}*"]
     with module.function(f"sums_{rows}{'_part' if partial else ''}", parameters) as f:
         sums = _emit_product_sums(f, form, rows) if form.reads_channels else _emit_channel_sums(f, form, rows, partial)
@@ -423,7 +466,8 @@ def _finish(module: Module, form: Form, masked: bool) -> Function:
         reads_residual = any(s.reads_residual for s in form.steps)
         is_mean = form.kind in ("mean", "padded_mean")
         with f.loop(0, rows) as row:
-            value, at = buffer.load(row.index * form.width, lanes), row.index * y_pixel
+            value = buffer.load(row.index * form.width, lanes)
+            at = counts.load(row.index) if form.is_placed else row.index * y_pixel
             if form.is_integer and form.kind != "max":
                 value = (value + lines[0].convert("bitcast", INT32)).convert("sitofp", FLOAT)
             if is_mean:

@@ -11,7 +11,7 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.network import F32, Layer, Tensor, format_fits, static_shape
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream
+from whet.tactics._base import Args, Config, Kernel, Operand, Packed, PlanRefused, Signature, Stream
 from whet.tactics._fused import get_source_index
 from whet.tactics._quantized import Scale, match_quantized
 from whet.tactics.cpu._llvm import jit
@@ -37,25 +37,35 @@ def count_lanes() -> int:
 
 @dataclass(frozen=True)
 class Window:
-    """How results are computed from pixels; the size of an input image, and that of a result."""
+    """The window of a result, along two axes, or three."""
 
-    size: tuple[int, int] = (1, 1)
-    strides: tuple[int, int] = (1, 1)
-    dilations: tuple[int, int] = (1, 1)
-    pads: tuple[int, int] = (0, 0)  # top, left
+    size: tuple[int, ...] = (1, 1)
+    strides: tuple[int, ...] = (1, 1)
+    dilations: tuple[int, ...] = (1, 1)
+    pads: tuple[int, ...] = (0, 0)  # (front,) top, left; below 0: the first window begins inside the image
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the results of a part of a larger image are: its sides, the steps from one result to the next along each axis, and the first one."""
+
+    sides: tuple[int, ...]
+    steps: tuple[int, ...]
+    first: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A kernel's sizes: samples, input and result images, groups, and a group's input and output channels."""
+    """A kernel's sizes: samples, input and result images of two axes or three, groups, and a group's input and output channels."""
 
     samples: int
-    image: tuple[int, int]
-    result: tuple[int, int]
+    image: tuple[int, ...]
+    result: tuple[int, ...]
     groups: int
     taken: int
     channels: int
     window: Window = Window()
+    places: Places | None = None  # of the results, if they are not adjacent
 
     @property
     def pixels(self) -> int:
@@ -77,9 +87,45 @@ class Integers:
     added: Scale | None = None
 
 
-def as_image(sides: Sequence[int], row: int = 1) -> tuple[int, int]:
-    """Sizes along both axes of an image; a line is an image of one row."""
-    return (row, int(sides[0])) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
+@dataclass(frozen=True)
+class Weights:
+    """A layer's weights and bias. `transposed`: they are [input, output]; `scattered`: those of a transposed convolution with so many groups. `taps`:
+    the taps that are used, in the order of the window; all if None."""
+
+    tensor: Tensor
+    bias: Tensor | None
+    transposed: bool = False
+    scattered: int = 0
+    taps: tuple[int, ...] | None = None
+
+    @property
+    def key(self) -> str:
+        """Digests of the tensors, and how they are used."""
+        digests = "|".join("" if t is None else t.constant().digest for t in (self.tensor, self.bias))
+        return f"{digests}|{self.transposed} {self.scattered} {self.taps}"
+
+    def to_matrix(self, w: np.ndarray, is_product: bool) -> np.ndarray:
+        """The values as [output channel, input channel of a group, tap], or [output channel, tap]."""
+        if self.transposed:
+            return w.T[:, :, None]
+        if self.scattered:
+            parts = w.reshape(self.scattered, len(w) // self.scattered, w.shape[1], -1)
+            w = parts.swapaxes(1, 2).reshape(self.scattered * w.shape[1], parts.shape[1], -1)
+        else:
+            w = w.reshape(*w.shape[:2], -1)
+        w = w if self.taps is None else w[:, :, list(self.taps)]
+        return w if is_product else w.reshape(len(w), -1)
+
+
+def as_image(sides: Sequence[int], row: int = 1) -> tuple[int, ...]:
+    """Sizes along the axes of an image or a volume; a line is an image of one row."""
+    return (row, int(sides[0])) if len(sides) == 1 else tuple(map(int, sides))
+
+
+def _as_volume(sides: Sequence[int], slices: int = 1) -> tuple[int, int, int]:
+    """Sizes along three axes; an image is a volume of one slice."""
+    depth, height, width = (*(slices,) * (3 - len(sides)), *sides)
+    return depth, height, width
 
 
 class IndirectKernel(CompiledKernel):
@@ -88,8 +134,8 @@ class IndirectKernel(CompiledKernel):
     serial_work = 1 << 16  # multiplications
 
     def __init__(
-        self, layer: Layer, signature: Signature, kind: str, problem: Problem, chain: Chain, x: int, weights: tuple[Tensor, Tensor | None] | None,
-        matrix: bool, count: int, integers: Integers | None = None,
+        self, layer: Layer, signature: Signature, kind: str, problem: Problem, chain: Chain, x: int, weights: Weights | None, count: int,
+        integers: Integers | None = None,
     ) -> None:  # fmt: skip
         """`integers`: the layer is quantized. Maxima of integers are not scaled, and need none."""
         p, n = problem, count_lanes()
@@ -130,7 +176,7 @@ class IndirectKernel(CompiledKernel):
         sizes = {block, p.pixels - (blocks - 1) * block}
         self.form = Form(
             kind, n, vectors, _list_row_counts(sizes, rows), p.channels % n, chain.steps, is_plain, is_gathered, source, stored, added, instruction,
-            inner % depth, is_dense,
+            inner % depth, len(p.image) > 2, p.places is not None, is_dense,
         )  # fmt: skip
         if is_dense and vectors == 2 and not is_integer and strips * strip_size * size > _CACHED:
             lines = self.form.iteration_lines
@@ -143,14 +189,17 @@ class IndirectKernel(CompiledKernel):
         bias_at = strips * strip_size * size if weights is not None else 0
         header_at = bias_at + 4 * self.form.lines * strips * width
         zeros_at = header_at + (4 * HEADER if is_integer else 0)
-        (height, wide), w = p.image, p.window
+        (deep, height, wide), w, window = _as_volume(p.image), p.window, _as_volume(p.window.size)
+        strides, steps, pads, result = _as_volume(w.strides), _as_volume(w.dilations), _as_volume(w.pads, 0), _as_volume(p.result)
         self.sizes = {
-            "x_sample": height * wide * pixel_size, "x_row": wide * pixel_size, "x_pixel": pixel_size, "height": height, "width": wide,
-            "stride_y": w.strides[0], "stride_x": w.strides[1], "step_y": w.dilations[0], "step_x": w.dilations[1], "pad_top": w.pads[0],
-            "pad_left": w.pads[1], "window_y": w.size[0], "window_x": w.size[1], "channels": p.taken, "image_rows": p.result[0],
-            "image_columns": p.result[1], "pixels": p.pixels, "block": block, "blocks": blocks, "y_pixel": p.groups * p.channels, "strips": strips,
+            "x_sample": deep * height * wide * pixel_size, "x_slice": height * wide * pixel_size, "x_row": wide * pixel_size, "x_pixel": pixel_size,
+            "depth": deep, "height": height, "width": wide, "stride_z": strides[0], "stride_y": strides[1], "stride_x": strides[2],
+            "step_z": steps[0], "step_y": steps[1], "step_x": steps[2], "pad_front": pads[0], "pad_top": pads[1], "pad_left": pads[2],
+            "window_z": window[0], "window_y": window[1], "window_x": window[2], "channels": p.taken, "image_slices": result[0],
+            "image_rows": result[1], "image_columns": result[2],
+            "pixels": p.pixels, "block": block, "blocks": blocks, "y_pixel": p.groups * p.channels, "strips": strips,
             "group_strips": group_strips, "item_strips": item_strips, "group_channels": p.channels, "bias": bias_at, "header": header_at,
-            "zeros": zeros_at, "thread_bytes": own, "items": self.items,
+            "zeros": zeros_at, "thread_bytes": own, "items": self.items, **_find_places(p),
         }  # fmt: skip
         nbytes = zeros_at + size * pixel_size
         zero, shift = (integers.source.zero if integers else 0), (times.shift if times else 0)
@@ -161,11 +210,11 @@ class IndirectKernel(CompiledKernel):
             out[zeros_at:] = np.full(pixel_size, border).astype({"f32": np.float32, "i8": np.int8, "u8": np.uint8}[source]).view(np.uint8)
             lines = np.zeros((strips, self.form.lines, width), np.float32)
             if weights is not None:
-                w = convert_to_matrix(np.asarray(weights[0].array(), np.int8) if is_integer else to_f32(weights[0]), matrix, is_product)
+                w = weights.to_matrix(np.asarray(weights.tensor.array(), np.int8) if is_integer else to_f32(weights.tensor), is_product)
                 packed = pack_weights(w, p, width, is_product, is_gathered, depth)
                 out[:bias_at] = packed.view(np.uint8)
-                if weights[1] is not None:
-                    lines[:, -1] = _arrange(to_f32(weights[1]), p, width)
+                if weights.bias is not None:
+                    lines[:, -1] = _arrange(to_f32(weights.bias), p, width)
             if integers is not None:
                 source_scale = integers.source.number
                 if weights is not None:
@@ -178,8 +227,7 @@ class IndirectKernel(CompiledKernel):
             out[bias_at:header_at] = lines.view(np.uint8).reshape(-1)
             return out
 
-        digests = "" if weights is None else "|".join("" if t is None else t.constant().digest for t in weights)
-        key = f"{digests}|indirect {kind} {matrix} {width} {p.groups} {p.taken} {pixel_size}"
+        key = f"{'' if weights is None else weights.key}|indirect {kind} {width} {p.groups} {p.taken} {pixel_size}"
         if is_integer:
             key += f" {source}"
         if integers is not None:
@@ -192,7 +240,7 @@ class IndirectKernel(CompiledKernel):
         operands: dict[str, tuple[str, int] | int] = {"source": ("input", self.x), "target": ("output", 0), "scratch": args.scratch, **self.sizes}
         if self.residual is not None:
             operands["added"] = ("input", self.residual)
-        words = [operands[name] for name in list_context_words(self.form.steps)[:-2]]
+        words = [operands[name] for name in list_context_words(self.form)[:-2]]
         self.launch(stream, jit.generate_lazily(emit_indirect_ir, self.form), "indirect", args, words, self.items)
 
 
@@ -217,7 +265,7 @@ class IndirectTactic(CompiledTactic):
         """The reason against a layer other than its types and epilogue, or None."""
 
     @abstractmethod
-    def plan_kernel(self, parts: Parts, signature: Signature, threads: int) -> IndirectKernel:
+    def plan_kernel(self, parts: Parts, signature: Signature, threads: int) -> Kernel:
         """The kernel of a layer that `why_not` accepts."""
 
     def split(self, layer: Layer) -> Parts | str:
@@ -252,7 +300,7 @@ class IndirectTactic(CompiledTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return self.unavailable()
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> IndirectKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         parts = self.split(layer) if self.why_not(layer) is None else self.why_not(layer)
         if not isinstance(parts, Parts):
             raise PlanRefused(parts or "")
@@ -298,13 +346,6 @@ class QuantizedIndirectTactic(IndirectTactic):
         return Parts(view, chain, Integers(source, factors, parts.stores, added))
 
 
-def convert_to_matrix(w: np.ndarray, transposed: bool, is_product: bool) -> np.ndarray:
-    """Weights as [output channel, input channel of a group, tap], or [output channel, tap]; `transposed`: they are [input, output]."""
-    if not is_product:
-        return w.reshape(len(w), -1)
-    return w.T[:, :, None] if transposed else w.reshape(*w.shape[:2], -1)
-
-
 def pack_weights(w: np.ndarray, p: Problem, width: int, is_product: bool, is_gathered: bool = False, depth: int = 1) -> np.ndarray:
     """Strips of `width` output channels of a group, as in _indirect_ir.py, in elements of `depth` input channels; absent channels are zeros."""
     strips = -(-p.channels // width)
@@ -338,6 +379,18 @@ def _list_parameters(integers: Integers) -> list[float]:
 def _list_types(layer: Layer, signature: Signature, x: int, residual: int | None) -> tuple[str, str, str]:
     """The stored types of the input, the result and the addend (f32 if there is none)."""
     return signature.needs(x).dtype.name, signature.outputs[0].dtype.name, "f32" if residual is None else signature.needs(residual).dtype.name
+
+
+def _find_places(p: Problem) -> dict[str, int]:
+    """Strides of the result in values, and the offset of the first one; {} if results are adjacent."""
+    if p.places is None:
+        return {}
+    (deep, height, wide), steps, first = _as_volume(p.places.sides), _as_volume(p.places.steps), _as_volume(p.places.first, 0)
+    column = p.groups * p.channels
+    strides = (height * wide * column, wide * column, column)
+    slice_, row, step = (s * n for s, n in zip(strides, steps, strict=True))
+    at = sum(s * n for s, n in zip(strides, first, strict=True))
+    return {"y_sample": deep * strides[0], "y_slice": slice_, "y_row": row, "y_column": step, "y_first": at}
 
 
 def _reads_inside(p: Problem) -> bool:

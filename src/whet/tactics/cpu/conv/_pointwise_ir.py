@@ -1,4 +1,4 @@
-"""1x1 convolution in blocks of 16 channels, as LLVM IR: a tile of pixels by blocks of output channels in registers, then the epilogue."""
+"""1x1 convolution in blocks of channels, as LLVM IR: a tile of pixels by blocks of output channels in registers, then the epilogue."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from functools import cache
 from types import SimpleNamespace
 
 from whet.tactics.cpu._llvm.activation import Activations
-from whet.tactics.cpu._llvm.builder import FLOAT, INT32, INT64, LANES, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.builder import FLOAT, INT32, INT64, Function, Module, Pointer, Value
 from whet.tactics.cpu._llvm.epilogue import Step, emit_float_chain
+from whet.tactics.cpu._llvm.registers import LINE, get_registers
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
-TILES = ((3, 8), (2, 12), (4, 6), (1, 24), (5, 5))
-"""(blocks of output channels, pixels) of a tile: 24 or 25 accumulators, which leave registers of AVX-512 for the weights of each block."""
-MOST = max(blocks for blocks, _ in TILES)
+_TILES = {32: ((3, 8), (2, 12), (4, 6), (1, 24), (5, 5)), 16: ((3, 4), (2, 6), (1, 12))}
+"""By the number of registers, (blocks of output channels, pixels) of a tile. Its accumulators leave registers for the weights of each block and, with
+16 registers, for one value of the image: only AVX-512 multiplies by a value in memory."""
+MOST = 5
 STEP = 4  # input channels per iteration of the inner loop
 _ADDRESSES = ("source", "weights", "target")
 _SIZES = ("pixels", "input_blocks", "output_blocks", "taps", "tiles", "groups", "strip", "items", "share")
-"""Pixels of an image; blocks of 16 channels in and out; input channels; tiles of an image, groups of output blocks; tiles of a strip,
+"""Pixels of an image; blocks of channels in and out; input channels; tiles of an image, groups of output blocks; tiles of a strip,
 which all groups process before the next strip; samples * groups * tiles; items per thread."""
 _SECOND = ("second", "second_block")
 """With two results: the address of the second, and the index of its first block."""
@@ -36,6 +38,7 @@ class Variant:
 
     blocks: int
     pixels: int
+    lanes: int  # of a vector: channels of a block
     steps: tuple[Step, ...]  # the epilogue; its residual is an image as large as the result
     has_avx512dq: bool
     prefetch_tile: bool = False
@@ -48,6 +51,11 @@ class Variant:
         return any(s.reads_residual for s in self.steps)
 
 
+def list_tiles() -> tuple[tuple[int, int], ...]:
+    """(blocks of output channels, pixels) of the tiles that fit the registers of this CPU."""
+    return _TILES[get_registers().count]
+
+
 def list_context_words(variant: Variant) -> tuple[str, ...]:
     """Names of the context's words, in order: addresses, then sizes."""
     optional = ((variant.has_residual, ("added",)), (variant.two_outputs, _SECOND), (variant.has_initial, _INITIAL))
@@ -58,7 +66,7 @@ def list_context_words(variant: Variant) -> tuple[str, ...]:
 def emit_pointwise_ir(variant: Variant) -> str:
     """`pointwise(context)`.
 
-    Weights are packed in groups of `blocks`: for each input channel and block the 16 output channels, then the biases. An image has at least
+    Weights are packed in groups of `blocks`: for each input channel and block its output channels, then the biases. An image has at least
     `pixels` pixels: its last tile overlaps the previous one.
     """
     module = Module()
@@ -68,12 +76,13 @@ def emit_pointwise_ir(variant: Variant) -> str:
 
 
 def add_channels(f: Function, x: Pointer, weights: Pointer, blocks: int, pixels: int, sums: list[Value]) -> list[Value]:
-    """The accumulators (all pixels of a block before those of the next) after STEP input channels of pixels in blocks of 16."""
-    sums = list(sums)
+    """The accumulators (all pixels of a block before those of the next) after STEP input channels of pixels in blocks of as many channels as an
+    accumulator has."""
+    sums, lanes = list(sums), sums[0].lanes
     for u in range(STEP):
-        vectors = [weights.load_vector((u * blocks + j) * LANES) for j in range(blocks)]
+        vectors = [weights.load((u * blocks + j) * lanes, lanes) for j in range(blocks)]
         for p in range(pixels):
-            number = x.load(p * LANES + u).broadcast()
+            number = x.load(p * lanes + u).broadcast(lanes)
             for j in range(blocks):
                 sums[j * pixels + p] = f.fma(number, vectors[j], sums[j * pixels + p])
             f.scheduling_barrier()
@@ -88,20 +97,20 @@ class _Kernel:
 
     def emit(self) -> None:
         f, w, v = self.f, self.w, self.variant
-        activations = Activations(f, v.has_avx512dq)
+        activations, lanes = Activations(f, v.has_avx512dq, v.lanes), v.lanes
         source, weights, target = (word.as_pointer(FLOAT) for word in (w.source, w.weights, w.target))
         second = w.second.as_pointer(FLOAT) if v.two_outputs else None
         added = w.added.as_pointer(FLOAT) if v.has_residual else None
-        plane = w.pixels * LANES
+        plane = w.pixels * lanes
         last_pixel = w.pixels - v.pixels
         sample, out_sample = w.input_blocks * plane, w.output_blocks * plane
-        taps_size = w.taps * (v.blocks * LANES)
-        group_size = taps_size + v.blocks * LANES
+        taps_size = w.taps * (v.blocks * lanes)
+        group_size = taps_size + v.blocks * lanes
         iterations = w.taps // STEP
         with f.loop(w.begin, w.end, carried=self._find_first_item()) as items:
             tile, group, n, *_ = items.values
             pixel = f.minimum(tile * v.pixels, last_pixel)
-            offset = pixel * LANES
+            offset = pixel * lanes
             x = source.at(n * sample + offset)
             group_weights = weights.at(group * group_size)
             biases = group_weights.at(taps_size)
@@ -111,7 +120,7 @@ class _Kernel:
             if v.has_initial:
                 start = self._load_initial(n, first_block, pixel)
             else:
-                start = [bias for bias in (biases.load_vector(j * LANES) for j in range(v.blocks)) for _ in range(v.pixels)]
+                start = [bias for bias in (biases.load(j * lanes, lanes) for j in range(v.blocks)) for _ in range(v.pixels)]
             with f.loop(0, iterations, carried=start, at_least_once=True) as inner:
                 inner.carry(*self._iteration(f.opaque(inner.index), x, group_weights, plane, inner.values))
             for j in range(v.blocks):
@@ -126,9 +135,10 @@ class _Kernel:
 
     def _store(self, activations: Activations, sums: list[Value], out: Pointer, added: Pointer | None, first: int = 0) -> None:
         """The epilogue of a block's pixels from `first` on."""
+        lanes = self.variant.lanes
         for p in range(first, len(sums)):
-            residual = None if added is None else added.load_vector(p * LANES)
-            out.store(emit_float_chain(self.f, activations, self.variant.steps, sums[p], residual), p * LANES)
+            residual = None if added is None else added.load(p * lanes, lanes)
+            out.store(emit_float_chain(self.f, activations, self.variant.steps, sums[p], residual), p * lanes)
 
     def _store_rest(self, activations: Activations, sums: list[Value], out: Pointer, added: Pointer | None, done: Value) -> None:
         """The same without the first `done` pixels, which the tile before computes."""
@@ -141,24 +151,25 @@ class _Kernel:
     def _iteration(self, index: Value, x: Pointer, weights: Pointer, plane: Value, sums: list[Value]) -> list[Value]:
         """Adds STEP input channels."""
         f, v = self.f, self.variant
-        block, within = index // (LANES // STEP), index % (LANES // STEP)
+        iterations = v.lanes // STEP  # of a block
+        block, within = index // iterations, index % iterations
         x_now = x.at(block * plane + within * STEP)
         if v.blocks == 1:
             x_now = f.opaque_pointer(x_now)
-        weights_now = weights.at(index * (STEP * v.blocks * LANES))
+        weights_now = weights.at(index * (STEP * v.blocks * v.lanes))
         if v.blocks < MOST:  # more leave no register for the lines' addresses
-            lines = -(-v.pixels // (LANES // STEP))  # of an iteration, so that a block's iterations prefetch all of them
+            lines = -(-v.pixels * STEP // LINE)  # of an iteration, so that a block's iterations prefetch all of them
             following = x_now if v.prefetch_tile else self._find_next_block(x, block, plane)
-            following = following.at(within * (lines * LANES))
+            following = following.at(within * (lines * LINE))
             for k in range(lines):
-                following.prefetch(((v.pixels if v.prefetch_tile else 0) + k) * LANES)
+                following.prefetch((v.pixels * v.lanes if v.prefetch_tile else 0) + k * LINE)
             f.scheduling_barrier()
         return add_channels(f, x_now, weights_now, v.blocks, v.pixels, sums)
 
     def _find_next_block(self, x: Pointer, block: Value, plane: Value) -> Pointer:
         """The tile's pixels in the next block of channels; after the last one the next tile's in the first."""
         following = block + 1
-        return x.at(self.f.select(following < self.w.input_blocks, following * plane, self.variant.pixels * LANES))
+        return x.at(self.f.select(following < self.w.input_blocks, following * plane, self.variant.pixels * self.variant.lanes))
 
     def _load_initial(self, n: Value, first_block: Value, pixel: Value) -> list[Value]:
         """The initial accumulators of an item: gathered pixels of the other image."""
@@ -170,7 +181,7 @@ class _Kernel:
         for p in range(v.pixels):
             offset = offsets.load(p).convert("sext", INT64)
             for j in range(v.blocks):
-                start[j, p] = blocks[j].load_vector(offset)
+                start[j, p] = blocks[j].load(offset, v.lanes)
         return [start[j, p] for j in range(v.blocks) for p in range(v.pixels)]
 
     def _output(self, first: Pointer, second: Pointer, n: Value, block: Value, plane: Value, offset: Value) -> Pointer:

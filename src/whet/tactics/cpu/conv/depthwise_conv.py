@@ -1,4 +1,4 @@
-"""Depthwise convolutions, f32 in blocks of 16 channels: a few pixels of a row stay in registers, also for their activation.
+"""Depthwise convolutions, f32 in blocks of channels: a few pixels of a row stay in registers, also for their activation.
 
 As in pointwise_conv.py, the multiplications are few, and oneDNN's SiLU costs as much as they do.
 
@@ -16,7 +16,7 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics._fused import get_root_layer
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.builder import LANES
+from whet.tactics.cpu._llvm.registers import get_registers
 from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile
 from whet.tactics.cpu.conv._depthwise_ir import TILES, WHOLE, emit_depthwise_ir
 from whet.tactics.cpu.onednn._kernel import to_f32
@@ -25,7 +25,7 @@ _WINDOWS = (3, 5, 7)
 
 
 class DepthwiseKernel(ConvKernel):
-    """A planned convolution; its packed operand holds for each block of 16 channels the taps, row by row, and the biases."""
+    """A planned convolution; its packed operand holds for each block of channels the taps, row by row, and the biases."""
 
     name, serial_work = "depthwise", 1 << 16
 
@@ -35,10 +35,11 @@ class DepthwiseKernel(ConvKernel):
         height, width = static_shape(head.needs(0).shape)[2:]
         window, stride, pads = _get_geometry(head)
         sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_compute_inner_columns(layer)]
-        weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise"
-        packed = Packed(key, tile.groups * LANES * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8), storable=True)
+        weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise {tile.lanes}"
+        nbytes = tile.groups * tile.lanes * (window**2 + 1) * 4
+        packed = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile.lanes).view(np.uint8), storable=True)
         row = (width, pads[1]) if tile.pixels == columns <= WHOLE else None
-        ir = jit.generate_lazily(emit_depthwise_ir, window, stride, tile.pixels, self.steps, jit.has("avx512dq"), row)
+        ir = jit.generate_lazily(emit_depthwise_ir, window, stride, tile.pixels, tile.lanes, self.steps, jit.has("avx512dq"), row)
         return ir, sizes, images * tile.groups * rows, packed
 
 
@@ -67,21 +68,22 @@ class Depthwise(ConvTactic):
         return [(("pixels", p),) for p in ((columns,) if columns <= WHOLE else TILES) if self.fits(layer, signature, 1, p)]
 
     def tiles(self, layer: Layer, sizes: Mapping[str, int]) -> list[Tile]:
-        return [Tile(1, sizes["pixels"], -(-static_shape(layer.outputs[0].shape)[1] // LANES))]
+        lanes = get_registers().lanes
+        return [Tile(1, sizes["pixels"], -(-static_shape(layer.outputs[0].shape)[1] // lanes), lanes)]
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
         left, right = _compute_inner_columns(layer)
         return pixels == static_shape(layer.outputs[0].shape)[3] <= WHOLE or (pixels in TILES and right - left >= pixels)
 
 
-def pack_weights(weights: Tensor, bias: Tensor | None) -> np.ndarray:
-    """Per block of 16 channels: the taps, row by row, then the biases. f32, flat; padding channels are zeros."""
+def pack_weights(weights: Tensor, bias: Tensor | None, lanes: int) -> np.ndarray:
+    """Per block of `lanes` channels: the taps, row by row, then the biases. f32, flat; padding channels are zeros."""
     w = to_f32(weights)
     channels = w.shape[0]
     b = np.zeros(channels, np.float32) if bias is None else to_f32(bias).reshape(channels)
     rows = np.concatenate([w.reshape(channels, -1).T, b[None]])  # [taps + 1, channels]
-    rows = np.pad(rows, ((0, 0), (0, -channels % LANES)))
-    return np.ascontiguousarray(rows.reshape(len(rows), -1, LANES).transpose(1, 0, 2)).reshape(-1)
+    rows = np.pad(rows, ((0, 0), (0, -channels % lanes)))
+    return np.ascontiguousarray(rows.reshape(len(rows), -1, lanes).transpose(1, 0, 2)).reshape(-1)
 
 
 def _get_geometry(head: Layer) -> tuple[int, int, tuple[int, ...]]:

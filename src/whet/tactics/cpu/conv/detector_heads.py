@@ -21,12 +21,12 @@ from whet.tactics._moves_indices import Refused
 from whet.tactics._moves_runs import Run, runs
 from whet.tactics._moves_tree import Moves
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu._llvm.packing import find_faster_type
+from whet.tactics.cpu._llvm.registers import get_registers, why_no_registers
 from whet.tactics.cpu.conv._blocked_conv import Tile
 from whet.tactics.cpu.conv._detector_heads_ir import Level, count_thread_bytes, emit_heads_ir
-from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES
+from whet.tactics.cpu.conv._pointwise_ir import STEP, list_tiles
 from whet.tactics.cpu.conv.pointwise_conv import pack_weights
 from whet.tactics.cpu.onednn._kernel import is_static
 
@@ -61,11 +61,11 @@ class HeadsKernel:
     rtol, deterministic = 3e-5, True
 
     def __init__(self, layer: Layer, signature: Signature, blocks: int, pixels: int, tile: int, count: int) -> None:
-        heads, view = split_layer(layer)
+        (heads, view), lanes = split_layer(layer), get_registers().lanes
         self.images = [h.image for h in heads]
         self.inputs, self.outputs = count_stored_bytes(layer, signature)
-        groups = [-(-static_shape(h.output.shape)[1] // (blocks * LANES)) for h in heads]
-        pitches = {h.source: g * blocks * LANES + _PITCH_PADDING for h, g in zip(heads, groups, strict=True)}
+        groups = [-(-static_shape(h.output.shape)[1] // (blocks * lanes)) for h in heads]
+        pitches = {h.source: g * blocks * lanes + _PITCH_PADDING for h, g in zip(heads, groups, strict=True)}
         moves, run_list = _make_moves_and_runs(view, signature.outputs[0].format, pitches)
         table: list[Run] = []
         levels = []
@@ -75,7 +75,7 @@ class HeadsKernel:
             size = min(tile, prod(sides))
             items = images * -(-prod(sides) // size)
             levels.append(
-                Level(head.source, prod(sides), -(-taps // LANES), taps, g, pitches[head.source], items, size, len(table), len(mine))
+                Level(head.source, prod(sides), -(-taps // lanes), taps, g, pitches[head.source], items, size, len(table), len(mine))
             )  # fmt: skip
             table += mine
         self.items = sum(x.items for x in levels)
@@ -83,8 +83,8 @@ class HeadsKernel:
         self.scratch = self.threads * count_thread_bytes(levels, pixels)
         lines = np.array([(r.row, r.pixel, r.count, r.each) for r in table], np.int64)
         self.packed = (_pack_array(moves.numbers), _pack_array(lines), *(_pack_weights(h, g, blocks) for h, g in zip(heads, groups, strict=True)))
-        self.ir = emit_heads_ir(moves, levels, blocks, pixels, jit.has("avx512dq"))
-        self.implementation = f"{blocks * LANES} channels x {pixels} pixels, items of {tile}"
+        self.ir = emit_heads_ir(moves, levels, blocks, pixels, lanes, jit.has("avx512dq"))
+        self.implementation = f"{blocks * lanes} channels x {pixels} pixels, items of {tile}"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.outputs[0], *args.packed[:2], args.scratch]
@@ -105,16 +105,16 @@ def _pack_weights(head: Head, groups: int, blocks: int) -> Packed:
     """Packed as for cpu/pointwise_conv."""
     weights, bias, taps = head.weights, head.bias, static_shape(head.weights.shape)[1]
     key = "|".join("" if t is None else t.constant().digest for t in (weights, bias))
-    tile = Tile(blocks, 1, groups)
-    packed_key = f"{key}|pointwise {blocks} {tile.channels}"
-    return Packed(packed_key, groups * (taps + 1) * blocks * LANES * 4, lambda: pack_weights(weights, bias, tile).view(np.uint8), storable=True)
+    tile = Tile(blocks, 1, groups, get_registers().lanes)
+    packed_key = f"{key}|pointwise {blocks} {tile.lanes} {tile.channels}"
+    return Packed(packed_key, groups * (taps + 1) * blocks * tile.lanes * 4, lambda: pack_weights(weights, bias, tile).view(np.uint8), storable=True)
 
 
 @tactic
 class Heads(CompiledTactic):
-    needs_avx512 = True
+    needs_registers = True
     ops = ("*",)
-    composites = (KIND,) if jit.why_unavailable() is None and jit.has("avx512f") else ()  # elsewhere such layers stay unfused
+    composites = (KIND,) if jit.why_unavailable() is None and why_no_registers() is None else ()  # elsewhere such layers stay unfused
     what = "1x1 convolutions and the moves after them in one kernel"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -155,7 +155,7 @@ class Heads(CompiledTactic):
         if self.why_not(layer) or not is_static(layer) or len(layer.outputs) != 1:
             return []
         images = {h.image for h in split_layer(layer)[0]}
-        inputs = tuple(Operand("nChw16c", F32) if i in images else None for i in range(len(layer.inputs)))
+        inputs = tuple(get_registers().stored if i in images else None for i in range(len(layer.inputs)))
         targets = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
         return [Signature(inputs, (Operand(target, F32),)) for target in targets]
 
@@ -182,7 +182,7 @@ class Heads(CompiledTactic):
         """The layer on up to `count` threads. Raises Refused."""
         sizes = {name: int(n) for name, n in config}
         least = min(prod(static_shape(h.output.shape)[2:]) for h in split_layer(layer)[0])
-        if (sizes["blocks"], sizes["pixels"]) not in TILES or not sizes["pixels"] <= least or sizes["tile"] < sizes["pixels"]:
+        if (sizes["blocks"], sizes["pixels"]) not in list_tiles() or not sizes["pixels"] <= least or sizes["tile"] < sizes["pixels"]:
             raise Refused(f"a tile of {sizes['pixels']} pixels does not fit images of {least}")
         return HeadsKernel(layer, signature, sizes["blocks"], sizes["pixels"], sizes["tile"], count)
 
@@ -191,7 +191,7 @@ def _list_configs(layer: Layer) -> list[Config]:
     """The two register tiles of lowest cost, with few and many pixels per item."""
     heads, _ = split_layer(layer)
     least = min(prod(static_shape(h.output.shape)[2:]) for h in heads)
-    fit = sorted(((b, p) for b, p in TILES if p <= least), key=lambda t: _estimate_cost(heads, *t))[:2]
+    fit = sorted(((b, p) for b, p in list_tiles() if p <= least), key=lambda t: _estimate_cost(heads, *t))[:2]
     return [(("blocks", b), ("pixels", p), ("tile", n)) for b, p in fit for n in _TILES]
 
 
@@ -223,10 +223,10 @@ def _make_moves_and_runs(view: Layer, out: str, pitches: dict[int, int]) -> tupl
 
 
 def _estimate_cost(heads: list[Head], blocks: int, pixels: int) -> float:
-    """Multiplications and loads of all levels, in vectors of 16 values."""
-    total = 0.0
+    """Multiplications and loads of all levels, in vectors."""
+    total, lanes = 0.0, get_registers().lanes
     for h in heads:
         _, channels, *sides = static_shape(h.output.shape)
-        groups, tiles = -(-channels // (blocks * LANES)), -(-prod(sides) // pixels)
+        groups, tiles = -(-channels // (blocks * lanes)), -(-prod(sides) // pixels)
         total += static_shape(h.weights.shape)[1] * groups * tiles * (blocks * pixels + blocks + pixels)
     return total

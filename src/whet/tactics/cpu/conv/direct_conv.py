@@ -1,4 +1,4 @@
-"""Convolutions of images, f32 in blocks of 16 channels: accumulators, SiLU or ReLU and a residual stay in registers.
+"""Convolutions of images, f32 in blocks of channels: accumulators, SiLU or ReLU and a residual stay in registers.
 
 oneDNN's SiLU takes about thirty instructions for 16 values, this one about fifteen. The ends of rows have separate code, tiles divide the row if
 possible, threads share all rows of all channels, each value of a row is read once for all of its taps, and padding channels of the input are skipped.
@@ -17,10 +17,10 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Operand, Packed, Signature, tactic
 from whet.tactics._fused import get_root_layer, get_source_index
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.epilogue import is_silu, match_chain
-from whet.tactics.cpu.conv._blocked_conv import STORED, ConvKernel, ConvTactic, Tile, block_counts, find_residual, list_launches
-from whet.tactics.cpu.conv._direct_ir import MOST, REGISTERS, Form, Taps, emit_direct_ir
+from whet.tactics.cpu._llvm.registers import get_registers
+from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, find_residual, list_launches
+from whet.tactics.cpu.conv._direct_ir import MOST, Form, Taps, emit_direct_ir
 from whet.tactics.cpu.onednn._kernel import is_static, to_f32
 
 _BLOCKS = range(1, MOST + 1)
@@ -32,7 +32,7 @@ _CACHE = 1 << 18  # bytes of weights that stay in L2 together with rows of the i
 
 
 class DirectKernel(ConvKernel):
-    """A planned convolution; packed operands hold weights and biases in groups of a tile's blocks of 16 output channels."""
+    """A planned convolution; packed operands hold weights and biases in groups of a tile's blocks of output channels."""
 
     name = "direct"
 
@@ -45,11 +45,14 @@ class DirectKernel(ConvKernel):
         ends = _find_edge_taps(head, columns, tile.pixels)
         assert ends is not None
         unroll = 1 if planes or taken % 2 else 2
-        form = Form(_get_window(head), _get_strides(head), tile.blocks, tile.pixels, unroll, planes, *ends, self.steps, jit.has("avx512dq"))
-        nbytes = tile.groups * tile.blocks * LANES * 4 * (prod(form.window) * -(-taken // form.step) * form.step + 1)
-        sizes = [height, width, rows, columns, taken, -(-channels // LANES), tile.groups, top, side, int(nbytes <= _CACHE)]
+        lanes = tile.lanes
+        form = Form(
+            get_registers(), _get_window(head), _get_strides(head), tile.blocks, tile.pixels, unroll, planes, *ends, self.steps, jit.has("avx512dq")
+        )
+        nbytes = tile.groups * tile.blocks * lanes * 4 * (prod(form.window) * -(-taken // form.step) * form.step + 1)
+        sizes = [height, width, rows, columns, taken, -(-channels // lanes), tile.groups, top, side, int(nbytes <= _CACHE)]
         weights, bias = self.weights, self.bias
-        key = f"{self.constants}|direct {tile.blocks} {form.step} {tile.channels}"
+        key = f"{self.constants}|direct {tile.blocks} {lanes} {form.step} {tile.channels}"
         packed = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile, form.step).view(np.uint8), storable=True)
         return jit.generate_lazily(emit_direct_ir, form), sizes, images * tile.groups * rows, packed
 
@@ -74,7 +77,7 @@ class Direct(ConvTactic):
         x = get_source_index(layer)
         if static_shape(get_root_layer(layer).needs(0).shape)[1] > _MAX_PLANES or x == find_residual(layer):
             return super().signatures(layer, backend)
-        planes = Operand("linear", STORED.dtype)
+        planes = Operand("linear", get_registers().stored.dtype)
         return [replace(s, inputs=(*s.inputs[:x], planes, *s.inputs[x + 1 :])) for s in super().signatures(layer, backend)]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -86,8 +89,9 @@ class Direct(ConvTactic):
         """With SiLU, which gains most: for each number of blocks (one only if no other is possible) the tile that recomputes fewest pixels, with and
         without registers for the weights of all taps of a row. Else the tile of lowest cost. In place no pixel may be computed twice."""
         (_, channels, _, columns), wide = static_shape(layer.outputs[0].shape), _get_window(get_root_layer(layer))[1]
-        blocks = -(-channels // LANES)
-        fit = {b: [p for p in range(_MIN_PIXELS, REGISTERS) if self.fits(layer, signature, b, p)] for b in _BLOCKS}
+        registers = get_registers()
+        blocks = -(-channels // registers.lanes)
+        fit = {b: [p for p in range(_MIN_PIXELS, registers.count) if self.fits(layer, signature, b, p)] for b in _BLOCKS}
         some = [b for b in _BLOCKS if fit[b]]
         tiles = [(b, p) for b in block_counts(blocks, some) if not blocks % b or fit.get(blocks % b) for p in fit[b]]
         tiles = tiles or [(1, p) for p in fit[1]]
@@ -98,15 +102,16 @@ class Direct(ConvTactic):
         configs = []
         for b in sorted({b for b, _ in tiles}):
             for beside in (wide, 1):
-                few = [p for p in fit[b] if b * (p + beside) < REGISTERS]
+                few = [p for p in fit[b] if b * (p + beside) < registers.count]
                 if few:
                     configs.append(self.config(layer, signature, b, min(few, key=lambda p: -(-columns // p) * (p + _TILE_COST))))
         return list(dict.fromkeys(configs))
 
     def config(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> Config:
         """With the tile of lowest cost for the remaining blocks."""
-        left = -(-static_shape(layer.outputs[0].shape)[1] // LANES) % blocks
-        rest = [p for p in range(_MIN_PIXELS, REGISTERS) if left and self.fits(layer, signature, left, p)]
+        registers = get_registers()
+        left = -(-static_shape(layer.outputs[0].shape)[1] // registers.lanes) % blocks
+        rest = [p for p in range(_MIN_PIXELS, registers.count) if left and self.fits(layer, signature, left, p)]
         main = (("blocks", blocks), ("pixels", pixels))
         return (*main, ("rest", min(rest, key=lambda p: _estimate_cost(layer, left, p)))) if left else main
 
@@ -117,17 +122,17 @@ class Direct(ConvTactic):
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
         columns = static_shape(layer.outputs[0].shape)[3]
-        if blocks not in _BLOCKS or not _MIN_PIXELS <= pixels <= columns or blocks * (pixels + 1) >= REGISTERS:
+        if blocks not in _BLOCKS or not _MIN_PIXELS <= pixels <= columns or blocks * (pixels + 1) >= get_registers().count:
             return False
         return not (signature.inplace and columns % pixels) and _find_edge_taps(get_root_layer(layer), columns, pixels) is not None
 
 
 def pack_weights(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) -> np.ndarray:
-    """Per group of the tile's blocks of 16 output channels: for each `step` input channels, row of the window, input channel and tap of the row the
+    """Per group of the tile's blocks of output channels: for each `step` input channels, row of the window, input channel and tap of the row the
     group's weights; then its biases. f32, flat; padding channels are zeros."""
     w = to_f32(weights)[tile.channels]
     channels, taken, high, wide = w.shape
-    group, groups, parts = tile.blocks * LANES, tile.groups, -(-taken // step)
+    group, groups, parts = tile.blocks * tile.lanes, tile.groups, -(-taken // step)
     full = np.zeros((groups * group, parts * step, high, wide), np.float32)
     full[:channels, :taken] = w
     biases = np.zeros(groups * group, np.float32)
@@ -154,10 +159,10 @@ def _get_pads(head: Layer) -> tuple[int, int]:
 
 
 def _estimate_cost(layer: Layer, blocks: int, pixels: int) -> float:
-    """Multiplications and loads of a row of 16 output channels, for an input channel and a row of taps. Ranks tiles like their times (ResNets)."""
+    """Multiplications and loads of a block of output channels, for an input channel and a row of taps. Ranks tiles like their times (ResNets)."""
     head = get_root_layer(layer)
     wide, across, columns = _get_window(head)[1], _get_strides(head)[1], static_shape(layer.outputs[0].shape)[3]
-    shared = blocks * (pixels + wide) < REGISTERS
+    shared = blocks * (pixels + wide) < get_registers().count
     spread = (pixels - 1) * across + wide if shared else pixels * wide
     return -(-columns // pixels) * (blocks * pixels * wide + blocks * wide + spread) / blocks
 

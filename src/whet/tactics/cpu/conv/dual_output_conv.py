@@ -16,12 +16,13 @@ from whet.network import DType, Layer, Tensor, find_symbols, static_shape
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, count_stored_bytes, tactic
 from whet.tactics._fused import get_source_index, get_weight_and_bias, with_outer_inputs
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.epilogue import Step
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu._llvm.packing import find_faster_type
-from whet.tactics.cpu.conv._blocked_conv import STORED, find_activation
-from whet.tactics.cpu.conv._pointwise_ir import TILES, Variant, emit_pointwise_ir
+from whet.tactics.cpu._llvm.registers import get_registers
+from whet.tactics.cpu.conv._blocked_conv import find_activation
+from whet.tactics.cpu.conv._pointwise_ir import Variant, emit_pointwise_ir
+from whet.tactics.cpu.conv._pointwise_ir import list_tiles as list_register_tiles
 from whet.tactics.cpu.conv.pointwise_conv import Pointwise, fits_first_cache, group_weights, strip_tiles
 from whet.tactics.cpu.onednn._kernel import is_static, to_f32
 
@@ -38,8 +39,8 @@ class Branch:
 
     @property
     def blocks(self) -> int:
-        """Blocks of 16 output channels."""
-        return -(-self.channels // LANES)
+        """Blocks of output channels."""
+        return -(-self.channels // get_registers().lanes)
 
     @property
     def key(self) -> str:
@@ -57,12 +58,12 @@ class DualOutput:
 
     @property
     def blocks(self) -> int:
-        """Blocks of 16 output channels of both results together."""
+        """Blocks of output channels of both results together."""
         return sum(w.blocks for w in self.branches)
 
 
 class DualOutputKernel:
-    """A planned layer; its packed operand holds weights and biases of both convolutions in groups of `blocks` of 16 output channels."""
+    """A planned layer; its packed operand holds weights and biases of both convolutions in groups of `blocks` of output channels."""
 
     serial_work = 1 << 18  # multiplications
 
@@ -70,21 +71,22 @@ class DualOutputKernel:
 
     def __init__(self, layer: Layer, signature: Signature, dual_output: DualOutput, blocks: int, count: int) -> None:
         images, taps, *sides = static_shape(layer.needs(dual_output.x).shape)
-        tile, plane, groups = dict(TILES)[blocks], prod(sides), dual_output.blocks // blocks
+        tile, plane, groups, lanes = dict(list_register_tiles())[blocks], prod(sides), dual_output.blocks // blocks, get_registers().lanes
         tiles = -(-plane // tile)
         items = images * groups * tiles
         branches, whole = dual_output.branches, dual_output.blocks
         self.x = dual_output.x
         self.threads = min(count, items) if images * plane * taps * sum(w.channels for w in branches) > self.serial_work else 1
         self.inputs, self.outputs = count_stored_bytes(layer, signature)
-        sizes = [branches[0].blocks, plane, -(-taps // LANES), whole, taps, tiles, groups, strip_tiles(tile, tiles, taps)]
+        sizes = [branches[0].blocks, plane, -(-taps // lanes), whole, taps, tiles, groups, strip_tiles(tile, tiles, taps)]
         self.sizes = [*sizes, items, -(-items // self.threads)]
-        key = f"{branches[0].key} {branches[1].key}|forked {blocks}"
-        nbytes = groups * (taps + 1) * blocks * LANES * 4
+        key = f"{branches[0].key} {branches[1].key}|forked {blocks} {lanes}"
+        nbytes = groups * (taps + 1) * blocks * lanes * 4
         self.packed = (Packed(key, nbytes, lambda: pack_weights(branches, groups, blocks).view(np.uint8), storable=True),)
-        variant = Variant(blocks, tile, dual_output.steps, jit.has("avx512dq"), fits_first_cache(blocks, tile, taps), two_outputs=True)
+        fits = fits_first_cache(blocks * lanes, tile, taps)
+        variant = Variant(blocks, tile, lanes, dual_output.steps, jit.has("avx512dq"), fits, two_outputs=True)
         self.ir = jit.generate_lazily(emit_pointwise_ir, variant)
-        self.implementation = f"{blocks * LANES} channels x {tile} pixels of both"
+        self.implementation = f"{blocks * lanes} channels x {tile} pixels of both"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.inputs[self.x], args.packed[0], *args.outputs, *self.sizes]
@@ -97,7 +99,7 @@ class DualOutputConv(CompiledTactic):
     ops = ("*",)
     composites = ("DualOutputConv",)
     what = "two convolutions of one image"
-    needs_avx512 = True
+    needs_registers = True
 
     def why_not(self, layer: Layer) -> str | None:
         reason = super().why_not(layer)
@@ -118,7 +120,8 @@ class DualOutputConv(CompiledTactic):
         branches = split_branches(layer)
         if isinstance(branches, str) or not is_static(layer):
             return []
-        return [Signature(tuple(STORED if i == branches.x else None for i in range(len(layer.inputs))), (STORED, STORED))]
+        stored = get_registers().stored
+        return [Signature(tuple(stored if i == branches.x else None for i in range(len(layer.inputs))), (stored, stored))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         branches = split_branches(layer)
@@ -141,7 +144,7 @@ class DualOutputConv(CompiledTactic):
 
 def list_tiles(blocks: int, pixels: int) -> list[Config]:
     """Configurations for `blocks` blocks of all results together and images of `pixels` pixels."""
-    return [(("blocks", b),) for b, p in sorted(TILES) if blocks % b == 0 and p <= pixels and (b > 1 or blocks % 2)]
+    return [(("blocks", b),) for b, p in sorted(list_register_tiles()) if blocks % b == 0 and p <= pixels and (b > 1 or blocks % 2)]
 
 
 def why_not_size(blocks: int, pixels: int) -> str | None:
@@ -173,7 +176,7 @@ def pack_weights(branches: Sequence[Branch], groups: int, blocks: int, taps: sli
     """The channels of all branches, each padded to whole blocks with zeros, packed as by pointwise_conv.py; of the input channels `taps`, and with
     zero biases unless `biased`."""
     arrays = [to_f32(w.weights).reshape(w.channels, -1)[:, taps] for w in branches]
-    fill = [(0, w.blocks * LANES - w.channels) for w in branches]
+    fill = [(0, w.blocks * get_registers().lanes - w.channels) for w in branches]
     biases = [np.zeros(w.channels, np.float32) if w.bias is None or not biased else to_f32(w.bias).reshape(-1) for w in branches]
     rows = np.concatenate([np.pad(a, (f, (0, 0))) for a, f in zip(arrays, fill, strict=True)])
-    return group_weights(rows, np.concatenate([np.pad(b, f) for b, f in zip(biases, fill, strict=True)]), groups, blocks)
+    return group_weights(rows, np.concatenate([np.pad(b, f) for b, f in zip(biases, fill, strict=True)]), groups, blocks * get_registers().lanes)

@@ -1,11 +1,13 @@
-"""Convolutions of images and lines, also depthwise ones, of all windows, strides, dilations and pads, f32 channels last: for CPUs without oneDNN."""
+"""Convolutions of lines, images and volumes, also depthwise ones, of all windows, strides, dilations and pads, f32 channels last.
+
+For CPUs without oneDNN."""
 
 from __future__ import annotations
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import Signature, tactic
 from whet.tactics._fused import get_root_layer, get_source_index, get_weight_and_bias, outer_input
-from whet.tactics.cpu.conv._indirect_kernel import IndirectKernel, IndirectTactic, Parts, Problem, Window, as_image
+from whet.tactics.cpu.conv._indirect_kernel import IndirectKernel, IndirectTactic, Parts, Problem, Weights, Window, as_image
 
 
 @tactic
@@ -17,8 +19,8 @@ class IndirectConv(IndirectTactic):
         head = get_root_layer(layer)
         if any(not layer.needs(i).is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
             return "the weights are computed at run time"
-        if head.needs(0).type.rank not in (3, 4):
-            return "takes lines and images"
+        if head.needs(0).type.rank not in (3, 4, 5):
+            return "takes lines, images and volumes"
         if not self.takes_groups and 1 < head.attrs["group"] != head.needs(1).shape[0]:
             return "takes one group, or depthwise convolutions"
         return None
@@ -38,5 +40,5 @@ class IndirectConv(IndirectTactic):
             problem = Problem(samples, *sides, 1, 1, channels, shape)
         else:
             problem = Problem(samples, *sides, groups, taken // groups, channels // groups, shape)
-        kind, weights = "channelwise" if is_depthwise else "product", get_weight_and_bias(layer)
-        return IndirectKernel(layer, signature, kind, problem, parts.chain, get_source_index(layer), weights, False, threads, parts.integers)
+        kind, weights = "channelwise" if is_depthwise else "product", Weights(*get_weight_and_bias(layer))
+        return IndirectKernel(layer, signature, kind, problem, parts.chain, get_source_index(layer), weights, threads, parts.integers)

@@ -19,18 +19,18 @@ from whet.network import F32, DType, Layer, Tensor, find_symbols, static_shape
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, tactic
 from whet.tactics._fused import get_root_layer, get_source_index, get_weight_and_bias, with_outer_inputs
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
 from whet.tactics.cpu._llvm.packing import find_faster_type
-from whet.tactics.cpu.conv._blocked_conv import STORED
+from whet.tactics.cpu._llvm.registers import get_registers
 from whet.tactics.cpu.conv._inverted_residual_ir import Form, Tile, count_band_inputs, emit_inverted_residual_ir, list_context_words
 from whet.tactics.cpu.conv._pointwise_ir import STEP
 from whet.tactics.cpu.conv.pointwise_conv import group_weights
 from whet.tactics.cpu.onednn._kernel import is_static, list_runtime_tensors, to_f32
 
-_MOST_PIXELS = {1: 24, 2: 14, 3: 9, 4: 6, 5: 5}  # blocks of a tile -> pixels, such that accumulators and weights fit 32 registers
-_FILTERED_PIXELS = 14
+# By the number of registers: blocks of a tile -> pixels, such that accumulators and weights fit; pixels of a tile of the depthwise convolution
+_MOST_PIXELS = {32: {1: 24, 2: 14, 3: 9, 4: 6, 5: 5}, 16: {1: 13, 2: 6, 3: 4}}
+_FILTERED_PIXELS = {32: 14, 16: 12}
 _WINDOWS = (3, 5, 7)
 _THREAD_BYTES = 1 << 20  # of a thread's memory: half of a second-level cache
 _LEAST_EXPANDED = 1 << 18  # bytes of an expanded image below which separate layers find it in the second-level caches
@@ -75,8 +75,8 @@ class Block:
 
     @property
     def hidden_blocks(self) -> int:
-        """Blocks of 16 expanded channels."""
-        return -(-int(self.expansion.weights.shape[0]) // LANES)
+        """Blocks of expanded channels."""
+        return -(-int(self.expansion.weights.shape[0]) // get_registers().lanes)
 
 
 class InvertedResidualKernel(CompiledKernel):
@@ -90,41 +90,46 @@ class InvertedResidualKernel(CompiledKernel):
         samples, channels, height, width = static_shape(layer.needs(block.x).shape)
         _, results, rows, columns = static_shape(layer.outputs[0].shape)
         window, stride, pads = _get_geometry(block.depthwise.layer)
-        hidden = block.hidden_blocks * LANES
+        lanes = get_registers().lanes
+        hidden = block.hidden_blocks * lanes
         work = samples * hidden * (height * width * channels + rows * columns * (window**2 + results))
         super().__init__(layer, signature, work, count)
         bands = -(-rows // band)
         self.items = samples * bands
         self.threads = min(self.threads, self.items)
-        output_blocks = -(-results // LANES)
+        output_blocks = -(-results // lanes)
         expansion, projection = choose_tile(block.hidden_blocks, width), choose_tile(output_blocks, band * columns)
         group, output_group = expansion.blocks, projection.blocks
         steps = block.expansion.chain.steps, block.depthwise.chain.steps
         self.form = Form(
-            window, stride, expansion, choose_filtered(columns), projection, *steps, block.residual is not None, jit.has("avx512dq")
+            window, stride, expansion, choose_filtered(columns), projection, lanes, *steps, block.residual is not None, jit.has("avx512dq")
         )
         line = _count_line(width, columns, window, stride, pads[1])
-        thread_floats = count_thread_floats(block.hidden_blocks, group, band, columns, line, window, stride)
+        thread_floats = lanes * count_thread_pixels(block.hidden_blocks, group, band, columns, line, window, stride)
         self.scratch = 4 * self.threads * thread_floats
         self.sizes = {
-            "height": height, "width": width, "rows": rows, "columns": columns, "channels": channels, "input_blocks": -(-channels // LANES),
+            "height": height, "width": width, "rows": rows, "columns": columns, "channels": channels, "input_blocks": -(-channels // lanes),
             "groups": block.hidden_blocks // group, "output_groups": output_blocks // output_group, "pad_top": pads[0], "pad_left": pads[1],
             "line": line, "band": band, "bands": bands, "thread_floats": thread_floats, "items": self.items,
         }  # fmt: skip
         self.packed = (
             _pack(
-                f"{block.expansion.key}|expansion {group}",
+                f"{block.expansion.key}|expansion {group} {lanes}",
                 hidden * (channels + 1),
-                lambda: pack_product(block.expansion, hidden, channels, group),
+                lambda: pack_product(block.expansion, hidden, channels, group * lanes),
             ),
-            _pack(f"{block.depthwise.key}|inverted taps", hidden * (window**2 + 1), lambda: pack_taps(block.depthwise, block.hidden_blocks)),
             _pack(
-                f"{block.projection.key}|projection {output_group}",
-                output_blocks * LANES * (hidden + 1),
-                lambda: pack_product(block.projection, output_blocks * LANES, hidden, output_group),
+                f"{block.depthwise.key}|inverted taps {lanes}",
+                hidden * (window**2 + 1),
+                lambda: pack_taps(block.depthwise, block.hidden_blocks, lanes),
+            ),
+            _pack(
+                f"{block.projection.key}|projection {output_group} {lanes}",
+                output_blocks * lanes * (hidden + 1),
+                lambda: pack_product(block.projection, output_blocks * lanes, hidden, output_group * lanes),
             ),
         )
-        self.implementation = f"bands of {band} rows, {group * LANES} channels at a time"
+        self.implementation = f"bands of {band} rows, {group * lanes} channels at a time"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         operands: dict[str, tuple[str, int] | int] = {
@@ -141,7 +146,7 @@ class InvertedResidual(CompiledTactic):
     ops = ("*",)
     composites = ("InvertedResidual",)
     what = "an expansion, a depthwise convolution and a projection"
-    needs_avx512 = True
+    needs_registers = True
 
     def why_not(self, layer: Layer) -> str | None:
         reason = super().why_not(layer)
@@ -157,7 +162,7 @@ class InvertedResidual(CompiledTactic):
         samples, _, *sides = layer.needs(block.x).shape
         if any(find_symbols(d) for d in sides):
             return "images of unknown sizes"
-        expanded = (1 if find_symbols(samples) else int(samples)) * block.hidden_blocks * LANES * prod(map(int, sides)) * 4
+        expanded = (1 if find_symbols(samples) else int(samples)) * block.hidden_blocks * get_registers().lanes * prod(map(int, sides)) * 4
         if expanded < _LEAST_EXPANDED:
             return f"the expanded image has {expanded} bytes, which stay in the caches between separate layers"
         return self.unavailable()
@@ -166,7 +171,8 @@ class InvertedResidual(CompiledTactic):
         block = split_block(layer)
         if isinstance(block, str) or not is_static(layer):
             return []
-        return [Signature(tuple(STORED if i in (block.x, block.residual) else None for i in range(len(layer.inputs))), (STORED,))]
+        stored = get_registers().stored
+        return [Signature(tuple(stored if i in (block.x, block.residual) else None for i in range(len(layer.inputs))), (stored,))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         block = split_block(layer)
@@ -192,7 +198,8 @@ class InvertedResidual(CompiledTactic):
         width = static_shape(layer.needs(block.x).shape)[3]
         window, stride, pads = _get_geometry(block.depthwise.layer)
         line, group = _count_line(width, columns, window, stride, pads[1]), choose_tile(block.hidden_blocks, width).blocks
-        return 1 <= band <= rows and 4 * count_thread_floats(block.hidden_blocks, group, band, columns, line, window, stride) <= _THREAD_BYTES
+        pixels = count_thread_pixels(block.hidden_blocks, group, band, columns, line, window, stride)
+        return 1 <= band <= rows and 4 * get_registers().lanes * pixels <= _THREAD_BYTES
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> InvertedResidualKernel:
         block, band = split_block(layer), int(dict(config)["rows"])
@@ -284,13 +291,13 @@ def choose_tile(blocks: int, pixels: int) -> Tile:
     def count_work(tile: Tile) -> int:
         return blocks // tile.blocks * -(-pixels // tile.pixels) * (tile.pixels * tile.blocks + tile.pixels + tile.blocks)
 
-    tiles = (Tile(b, p) for b, most in _MOST_PIXELS.items() if blocks % b == 0 for p in range(1, min(most, pixels) + 1))
+    tiles = (Tile(b, p) for b, most in _MOST_PIXELS[get_registers().count].items() if blocks % b == 0 for p in range(1, min(most, pixels) + 1))
     return min(tiles, key=lambda t: (count_work(t), -t.pixels))
 
 
 def choose_filtered(columns: int) -> int:
     """Pixels of a tile of the depthwise convolution: the fewest are computed twice, then the tiles are large."""
-    return min(range(1, min(_FILTERED_PIXELS, columns) + 1), key=lambda p: (-(-columns // p) * (p + 2), -p))
+    return min(range(1, min(_FILTERED_PIXELS[get_registers().count], columns) + 1), key=lambda p: (-(-columns // p) * (p + 2), -p))
 
 
 def _count_line(width: int, columns: int, window: int, stride: int, pad_left: int) -> int:
@@ -298,9 +305,9 @@ def _count_line(width: int, columns: int, window: int, stride: int, pad_left: in
     return max((columns - 1) * stride + window, pad_left + width)
 
 
-def count_thread_floats(hidden_blocks: int, group: int, band: int, columns: int, line: int, window: int, stride: int) -> int:
-    """Floats of a thread's memory: the expanded rows of a group of blocks, and the depthwise results of all blocks."""
-    return LANES * (group * count_band_inputs(band, window, stride) * line + hidden_blocks * band * columns)
+def count_thread_pixels(hidden_blocks: int, group: int, band: int, columns: int, line: int, window: int, stride: int) -> int:
+    """Pixels of one block in a thread's memory: the expanded rows of a group of blocks, and the depthwise results of all blocks."""
+    return group * count_band_inputs(band, window, stride) * line + hidden_blocks * band * columns
 
 
 def _pack(key: str, floats: int, make: Callable[[], np.ndarray]) -> Packed:
@@ -308,16 +315,16 @@ def _pack(key: str, floats: int, make: Callable[[], np.ndarray]) -> Packed:
 
 
 def pack_product(part: Part, filters: int, taps: int, group: int) -> np.ndarray:
-    """A pointwise convolution's weights and biases in groups of `group` blocks, for `filters` filters and `taps` channels; absent ones are zeros."""
+    """A pointwise convolution's weights and biases in groups of `group` filters, for `filters` filters and `taps` channels; absent ones are zeros."""
     w = np.zeros((filters, taps), np.float32)
     w[: len(part.array), : part.array.shape[1]] = part.array
     bias = np.zeros(filters, np.float32)
     bias[: len(part.biases)] = part.biases
-    return group_weights(w, bias, filters // (group * LANES), group)
+    return group_weights(w, bias, filters // group, group)
 
 
-def pack_taps(part: Part, blocks: int) -> np.ndarray:
-    """Per block of 16 channels: the taps, row by row, then the biases; absent channels are zeros. f32, flat."""
-    rows = np.zeros((part.array.shape[1] + 1, blocks * LANES), np.float32)
+def pack_taps(part: Part, blocks: int, lanes: int) -> np.ndarray:
+    """Per block of `lanes` channels: the taps, row by row, then the biases; absent channels are zeros. f32, flat."""
+    rows = np.zeros((part.array.shape[1] + 1, blocks * lanes), np.float32)
     rows[:-1, : len(part.array)], rows[-1, : len(part.array)] = part.array.T, part.biases
-    return np.ascontiguousarray(rows.reshape(len(rows), blocks, LANES).transpose(1, 0, 2)).reshape(-1)
+    return np.ascontiguousarray(rows.reshape(len(rows), blocks, lanes).transpose(1, 0, 2)).reshape(-1)

@@ -19,12 +19,13 @@ from whet.ops import run_layer
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, count_stored_bytes, tactic
 from whet.tactics._fused import get_source_index, get_weight_and_bias, with_outer_inputs
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.epilogue import Step
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu._llvm.packing import find_faster_type
-from whet.tactics.cpu.conv._blocked_conv import STORED, find_activation
-from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, emit_pointwise_ir
+from whet.tactics.cpu._llvm.registers import get_registers
+from whet.tactics.cpu.conv._blocked_conv import find_activation
+from whet.tactics.cpu.conv._pointwise_ir import STEP, Variant, emit_pointwise_ir
+from whet.tactics.cpu.conv._pointwise_ir import list_tiles as list_register_tiles
 from whet.tactics.cpu.conv.dual_output_conv import Branch, list_tiles, pack_weights, split_branches, why_not_size
 from whet.tactics.cpu.conv.pointwise_conv import Pointwise, fits_first_cache, strip_tiles
 from whet.tactics.cpu.onednn._kernel import is_static
@@ -63,7 +64,7 @@ class ResizedInput:
 
     @property
     def blocks(self) -> int:
-        """Blocks of 16 output channels of all results together."""
+        """Blocks of output channels of all results together."""
         return sum(w.blocks for w in self.branches)
 
 
@@ -78,29 +79,30 @@ class ResizedKernel:
     rtol, deterministic = 1e-5, True
 
     def __init__(self, layer: Layer, signature: Signature, resized: ResizedInput, blocks: int, count: int) -> None:
-        images, tile, groups = static_shape(layer.outputs[0].shape)[0], dict(TILES)[blocks], resized.blocks // blocks
+        images, tile, groups = static_shape(layer.outputs[0].shape)[0], dict(list_register_tiles())[blocks], resized.blocks // blocks
+        lanes = get_registers().lanes
         self.found, two = resized, len(resized.branches) > 1
         self.inputs, self.outputs = count_stored_bytes(layer, signature)
-        self.scratch = images * resized.blocks * resized.small.pixels * LANES * 4
+        self.scratch = images * resized.blocks * resized.small.pixels * lanes * 4
         self.sizes, self.threads = [], []
         for image in (resized.small, resized.large):
             plane, taps, tiles = image.pixels, image.channels, -(-image.pixels // tile)
             items = images * groups * tiles
-            threads = min(count, items) if images * plane * taps * resized.blocks * LANES > self.serial_work else 1
+            threads = min(count, items) if images * plane * taps * resized.blocks * lanes > self.serial_work else 1
             out = resized.branches[0].blocks if two and image is resized.large else resized.blocks
-            self.sizes.append([plane, -(-taps // LANES), out, taps, tiles, groups, strip_tiles(tile, tiles, taps), items, -(-items // threads)])
+            self.sizes.append([plane, -(-taps // lanes), out, taps, tiles, groups, strip_tiles(tile, tiles, taps), items, -(-items // threads)])
             self.threads.append(threads)
         shapes = [static_shape(t.shape)[2:] for t in (resized.small.tensor, resized.large.tensor)]
-        key = f"places|{sorted(resized.resize.attrs.items())} {shapes}"
-        table = Packed(key, resized.large.pixels * 4, lambda: compute_source_offsets(resized.resize).view(np.uint8))
+        key = f"places|{sorted(resized.resize.attrs.items())} {shapes} {lanes}"
+        table = Packed(key, resized.large.pixels * 4, lambda: compute_source_offsets(resized.resize, lanes).view(np.uint8))
         self.packed = (_pack_weights(resized, resized.small, blocks, True), _pack_weights(resized, resized.large, blocks, False), table)
         has_avx512dq = jit.has("avx512dq")
-        small = Variant(blocks, tile, (), has_avx512dq, fits_first_cache(blocks, tile, resized.small.channels))
+        small = Variant(blocks, tile, lanes, (), has_avx512dq, fits_first_cache(blocks * lanes, tile, resized.small.channels))
         self.small_ir = jit.generate_lazily(emit_pointwise_ir, small)
-        fetch = fits_first_cache(blocks, tile, resized.large.channels)
-        large = Variant(blocks, tile, resized.steps, has_avx512dq, fetch, two_outputs=two, has_initial=True)
+        fetch = fits_first_cache(blocks * lanes, tile, resized.large.channels)
+        large = Variant(blocks, tile, lanes, resized.steps, has_avx512dq, fetch, two_outputs=two, has_initial=True)
         self.large_ir = jit.generate_lazily(emit_pointwise_ir, large)
-        self.implementation = f"{blocks * LANES} channels x {tile} pixels, upsampled after"
+        self.implementation = f"{blocks * lanes} channels x {tile} pixels, upsampled after"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         def record(ir: str | jit.Generated, context: list[int], operands: dict[int, tuple[str, int]], k: int) -> None:
@@ -110,7 +112,7 @@ class ResizedKernel:
         first, second, offsets = args.packed
         record(self.small_ir, [args.inputs[small], first, args.scratch, *self.sizes[0]], {0: ("input", small)}, 0)
         pixels, taken, out, *rest = self.sizes[1]
-        initial = [args.scratch, offsets, self.found.small.pixels * LANES]
+        initial = [args.scratch, offsets, self.found.small.pixels * get_registers().lanes]
         operands = {0: ("input", large), 2: ("output", 0)}
         if len(args.outputs) == 1:
             context = [args.inputs[large], second, *args.outputs, *initial, pixels, taken, out, *rest]
@@ -122,9 +124,9 @@ class ResizedKernel:
 
 def _pack_weights(resized: ResizedInput, image: Image, blocks: int, biased: bool) -> Packed:
     """All results' weights of one image, in groups of `blocks`."""
-    groups = resized.blocks // blocks
-    key = f"{' '.join(w.key for w in resized.branches)}|resized {blocks} {image.taps} {biased}"
-    nbytes = groups * (image.channels + 1) * blocks * LANES * 4
+    groups, lanes = resized.blocks // blocks, get_registers().lanes
+    key = f"{' '.join(w.key for w in resized.branches)}|resized {blocks} {lanes} {image.taps} {biased}"
+    nbytes = groups * (image.channels + 1) * blocks * lanes * 4
     return Packed(key, nbytes, lambda: pack_weights(resized.branches, groups, blocks, image.taps, biased).view(np.uint8), storable=True)
 
 
@@ -133,7 +135,7 @@ class ResizedConv(CompiledTactic):
     ops = ("*",)
     composites = ("ResizedConv",)
     what = "1x1 convolutions of an upsampled image concatenated with another one"
-    needs_avx512 = True
+    needs_registers = True
 
     def why_not(self, layer: Layer) -> str | None:
         reason = super().why_not(layer)
@@ -154,8 +156,9 @@ class ResizedConv(CompiledTactic):
         resized = split_layer(layer)
         if isinstance(resized, str) or not is_static(layer):
             return []
-        inputs = tuple(STORED if i in (resized.small.place, resized.large.place) else None for i in range(len(layer.inputs)))
-        return [Signature(inputs, (STORED,) * len(resized.branches))]
+        stored = get_registers().stored
+        inputs = tuple(stored if i in (resized.small.place, resized.large.place) else None for i in range(len(layer.inputs)))
+        return [Signature(inputs, (stored,) * len(resized.branches))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         resized = split_layer(layer)
@@ -228,9 +231,9 @@ def _match_convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Branch, ..
     return (Branch(*get_weight_and_bias(reader), int(reader.outputs[0].shape[1])),), steps
 
 
-def compute_source_offsets(resize: Layer) -> np.ndarray:
-    """For each pixel of the resized image the offset of its source pixel, in floats of a block of 16 channels. i32, flat."""
+def compute_source_offsets(resize: Layer, lanes: int) -> np.ndarray:
+    """For each pixel of the resized image the offset of its source pixel, in floats of a block of `lanes` channels. i32, flat."""
     shape = static_shape(resize.needs(0).shape)
     numbers = np.broadcast_to(np.arange(prod(shape[2:]), dtype=np.float64).reshape(shape[2:]), shape)
     (got,) = run_layer(resize, [numbers])
-    return (got[0, 0].reshape(-1) * LANES).astype(np.int32)
+    return (got[0, 0].reshape(-1) * lanes).astype(np.int32)

@@ -21,6 +21,7 @@ from whet.network import F32, Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, count_stored_bytes, tactic
 from whet.tactics._fused import get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.registers import AVX512, get_registers
 from whet.tactics.cpu.conv._blocked_conv import FloatConvTactic, find_conv_steps
 from whet.tactics.cpu.conv._winograd_ir import MOST_CHUNKS, MOST_PREFETCHING, OUTPUT_TILES, VECTORS, Form, emit_winograd_ir, list_context_words
 from whet.tactics.cpu.conv._winograd_transform import TAPS, count_tile_inputs, transform_weights
@@ -45,12 +46,12 @@ _GROUP = 8  # blocks of input channels of an item of the split form's input tran
 
 def count_lanes() -> int:
     """Floats of a vector, and channels per block of the blocked format."""
-    return 16 if jit.has("avx512f") else 8
+    return get_registers().lanes
 
 
 def get_row_limit() -> int:
     """Tiles that are multiplied at once: their accumulators for two vectors of output channels fill the registers."""
-    return 14 if jit.has("avx512f") else 6
+    return 14 if get_registers().count == AVX512.count else 6
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from whet.network import Layer, static_shape
 from whet.tactics._base import Signature, tactic
 from whet.tactics._fused import get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics._matrix_product import why_not_gemm
-from whet.tactics.cpu.conv._indirect_kernel import IndirectKernel, IndirectTactic, Parts, Problem
+from whet.tactics.cpu.conv._indirect_kernel import IndirectKernel, IndirectTactic, Parts, Problem, Weights
 
 
 @tactic
@@ -31,6 +31,6 @@ class LinearLayer(IndirectTactic):
         *leading, channels = static_shape(layer.outputs[0].shape)
         taken, transposed = static_shape(head.needs(0).shape)[-1], not (head.op == "Gemm" and head.attrs.get("transB"))
         rows = prod(leading)
-        problem, x, (matrix, bias) = Problem(1, (1, rows), (1, rows), 1, taken, channels), get_source_index(layer), get_weight_and_bias(layer)
-        weights = matrix, bias or parts.chain.bias
-        return IndirectKernel(layer, signature, "product", problem, parts.chain, x, weights, transposed, threads, parts.integers)
+        problem, (matrix, bias) = Problem(1, (1, rows), (1, rows), 1, taken, channels), get_weight_and_bias(layer)
+        weights = Weights(matrix, bias or parts.chain.bias, transposed)
+        return IndirectKernel(layer, signature, "product", problem, parts.chain, get_source_index(layer), weights, threads, parts.integers)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 from whet.tactics._moves_indices import COLUMN, ROW, Place, Refused
 from whet.tactics._moves_tree import (
-    BLOCK,
     Moves,
     Node,
     compute_height,
@@ -146,17 +145,17 @@ class _Row:
         return self._load_lanes(at, lanes, self._zeros()) if p.step else at.load().broadcast()
 
     def _blocked(self, node: Node, first: int, lanes: Lanes, known: dict) -> Value:
-        """Adjacent channels of a pixel, which may span two blocks."""
-        _, which, place, channel, length = node
+        """Adjacent channels of a pixel, which may span several blocks."""
+        _, which, place, channel, length, size = node
         if place.step or channel.step not in (0, 1):
             raise Refused("adjacent values of a result row are not adjacent channels")
         base, offset = self.sources[which], place.offset
         if not channel.step:
-            return self._address(base, place.row, offset + channel.offset // BLOCK * length + channel.offset % BLOCK, known).load().broadcast()
+            return self._address(base, place.row, offset + channel.offset // size * length + channel.offset % size, known).load().broadcast()
         begin, value = channel.offset + first, self._zeros()
-        for block in sorted({(begin + i) // BLOCK for i in lanes}):
-            mine = frozenset(i for i in lanes if (begin + i) // BLOCK == block)
-            value = self._load_lanes(self._address(base, place.row, offset + block * length + begin - block * BLOCK, known), mine, value)
+        for block in sorted({(begin + i) // size for i in lanes}):
+            mine = frozenset(i for i in lanes if (begin + i) // size == block)
+            value = self._load_lanes(self._address(base, place.row, offset + block * length + begin - block * size, known), mine, value)
         return value
 
     def _address(self, base: Pointer, row: Place, offset: int, known: dict) -> Pointer:

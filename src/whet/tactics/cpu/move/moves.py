@@ -11,9 +11,10 @@ from whet.backends import Backend
 from whet.network import F32, Layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, count_operand_bytes, tactic
 from whet.tactics._moves_indices import Refused
-from whet.tactics._moves_tree import BLOCK, Moves
+from whet.tactics._moves_tree import BLOCKS, Moves
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
+from whet.tactics.cpu._llvm.registers import get_registers
 from whet.tactics.cpu.move._moves_ir import emit_moves_ir
 from whet.tactics.cpu.onednn._kernel import is_static
 
@@ -59,7 +60,8 @@ class MovesTactic(CompiledTactic):
         images = [i for i in places if layer.needs(i).type.rank == 4]
         targets = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
         signatures = []
-        blocks = [] if any(layer.needs(i).shape[1] % BLOCK for i in images) else ["nChw16c"]
+        block = get_registers().stored.format
+        blocks = [] if any(layer.needs(i).shape[1] % BLOCKS[block] for i in images) else [block]
         for source in ("nhwc", *blocks, "linear") if images else ("linear",):
             stored = {i: Operand(source if i in images else "linear", F32) for i in places}
             inputs = tuple(stored.get(i) for i in range(len(layer.inputs)))

@@ -1,4 +1,4 @@
-"""Max, average and global pooling of images and lines, f32 channels last (maxima also of 8-bit integers): for CPUs without oneDNN.
+"""Max, average and global pooling of lines, images and volumes, f32 channels last (maxima also of 8-bit integers): for CPUs without oneDNN.
 
 With all windows, strides, dilations and pads. A block of channels of a sample is stored like a sample with few channels.
 """
@@ -26,8 +26,8 @@ class IndirectPool(IndirectTactic):
     def why_not_layer(self, layer: Layer) -> str | None:
         head = get_root_layer(layer)
         rank = head.needs(0).type.rank
-        if len(layer.outputs) != 1 or len(head.outputs) != 1 or rank < 3 or (rank > 4 and head.op not in _GLOBAL):
-            return "takes lines and images, without indices of the maxima"
+        if len(layer.outputs) != 1 or len(head.outputs) != 1 or rank < 3 or (rank > 5 and head.op not in _GLOBAL):
+            return "takes lines, images and volumes, without indices of the maxima"
         a = head.attrs
         if head.op not in _GLOBAL and (a.get("auto_pad", "NOTSET") not in ("NOTSET", "") or (a.get("ceil_mode") and a.get("count_include_pad"))):
             return "takes explicit pads, and no ceil_mode where pads are counted"
@@ -55,7 +55,7 @@ class IndirectPool(IndirectTactic):
             samples, channels = samples * -(-channels // block), block
         result, a = static_shape(layer.outputs[0].shape)[2:], head.attrs
         if head.op in _GLOBAL:
-            sides = (1, prod(image)), (1, 1)
+            sides: tuple[tuple[int, ...], tuple[int, ...]] = (1, prod(image)), (1, 1)
             shape = Window(sides[0])
         else:
             sides, rank = (as_image(image), as_image(result)), len(image)
@@ -63,4 +63,4 @@ class IndirectPool(IndirectTactic):
             shape = Window(as_image(a["kernel_shape"]), strides, dilations, as_image((a.get("pads") or (0,) * rank)[:rank], 0))
         kind = "max" if "Max" in head.op else "padded_mean" if a.get("count_include_pad") else "mean"
         problem, x = Problem(samples, *sides, 1, 1, channels, shape), get_source_index(layer)
-        return IndirectKernel(layer, signature, kind, problem, parts.chain, x, None, False, threads, parts.integers)
+        return IndirectKernel(layer, signature, kind, problem, parts.chain, x, None, threads, parts.integers)
