@@ -314,3 +314,14 @@ def test_random_transposed_convolutions(monkeypatch):
         inputs = [text(1, 3, 4, 5), f"const {text(3, 2, *size)}"]
         attrs = {"group": 1, "strides": strides, "dilations": dilations, "pads": pads, "output_padding": extra}
         check("cpu/transposed_conv", *layer_of("ConvTranspose", inputs, **attrs), monkeypatch, lanes=(8,), threads=(2,))
+
+
+@pytest.mark.parametrize("shape", [(2, 21, 9), (1, 40, 6, 5), (2, 7, 3, 4, 5)])
+@pytest.mark.parametrize("epsilon", [1e-5, 0.5])
+def test_batch_norms(shape, epsilon, monkeypatch):
+    """With statistics whose mean is larger than the deviation."""
+    channels = text(shape[1])
+    inputs = [text(*shape), *(f"const {channels}" for _ in range(3)), f"const positive {channels}"]
+    layer, arrays = layer_of("BatchNormalization", inputs, epsilon=epsilon)
+    arrays[0] += 3
+    check("cpu/batch_norm", layer, arrays, monkeypatch)

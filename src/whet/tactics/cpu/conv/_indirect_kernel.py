@@ -104,6 +104,10 @@ class Weights:
         digests = "|".join("" if t is None else t.constant().digest for t in (self.tensor, self.bias))
         return f"{digests}|{self.transposed} {self.scattered} {self.taps}"
 
+    def get_biases(self) -> np.ndarray | None:
+        """A value per output channel."""
+        return None if self.bias is None else to_f32(self.bias)
+
     def to_matrix(self, w: np.ndarray, is_product: bool) -> np.ndarray:
         """The values as [output channel, input channel of a group, tap], or [output channel, tap]."""
         if self.transposed:
@@ -213,8 +217,8 @@ class IndirectKernel(CompiledKernel):
                 w = weights.to_matrix(np.asarray(weights.tensor.array(), np.int8) if is_integer else to_f32(weights.tensor), is_product)
                 packed = pack_weights(w, p, width, is_product, is_gathered, depth)
                 out[:bias_at] = packed.view(np.uint8)
-                if weights.bias is not None:
-                    lines[:, -1] = _arrange(to_f32(weights.bias), p, width)
+                if (biases := weights.get_biases()) is not None:
+                    lines[:, -1] = _arrange(biases, p, width)
             if integers is not None:
                 source_scale = integers.source.number
                 if weights is not None:
