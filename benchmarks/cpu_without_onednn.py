@@ -21,7 +21,11 @@ import numpy as np
 from _cpu_runners import DISTURBED, as_record, ort_runner, tune_ort, whet_runner
 from _record import provenance
 from cpu_exports import timed
+from cpu_peers import OPTIONS
 
+NETWORKS = (
+    "resnet18,resnet34,resnet50,resnext50_32x4d,vgg16,mobilenet_v2,mobilenet_v3_large,efficientnet_b0,squeezenet1_1,yolov5s,unet,bert_base,vit_b_16"
+)
 ENGINES: dict[str, tuple[str, ...]] = {"with": (), "without": ("-ONEDNN",)}
 
 
@@ -33,7 +37,7 @@ def build_engines(name: str, args: argparse.Namespace, folder: Path) -> None:
 
     model = folder / f"{name}.onnx"
     if not model.exists():
-        whet.zoo.save(name, model, batch=1)
+        whet.zoo.save(name, model, batch=1, **OPTIONS.get(name, {}))
     net, facts = network_from_onnx(model), {}
     for engine, sources in ENGINES.items():
         options: dict[str, Any] = {"threads": args.threads, "timing_cache": str(folder / "timings.sqlite"), "optimization_level": args.level}
@@ -88,7 +92,7 @@ def time_network(name: str, args: argparse.Namespace, folder: Path) -> dict[str,
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--networks", default="resnet18,resnet50,mobilenet_v2,resnext50_32x4d,vgg16,squeezenet1_1")
+    p.add_argument("--networks", default=NETWORKS)
     p.add_argument("--level", type=int, default=2, help="builderOptimizationLevel")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--rounds", type=int, default=8)

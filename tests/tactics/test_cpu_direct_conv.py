@@ -138,6 +138,17 @@ def test_strided_points_and_depthwise_windows(name, weights, attrs, steps):
 
 
 @TILES
+@pytest.mark.parametrize(("channels", "strides"), [(96, (1, 1)), (48, (2, 2))])
+def test_groups_of_whole_blocks(channels, strides):
+    """Each group of output blocks reads its own input blocks, on several threads and of several samples."""
+    sample = followed(("Relu",), text(2, 48, 9, 18), text(channels, 16, 3, 3), group=3, pads=(1, 1, 1, 1), strides=strides)
+    for threads in (1, 3):
+        judge_every_config(NAME, sample, threads)
+    other = sample_layer("Fused", followed((), text(2, 24, 9, 18), text(24, 12, 3, 3), group=2, pads=(1, 1, 1, 1)))[1]
+    assert "whole blocks" in get_tactic(NAME).why_not(other)
+
+
+@TILES
 @pytest.mark.parametrize("added", ["Add", "Add x"])
 def test_users_own_buffers(added):
     """Image, residual (possibly the image itself) and result are bound to other buffers after the launch was recorded."""

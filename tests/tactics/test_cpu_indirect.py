@@ -314,3 +314,42 @@ def test_random_transposed_convolutions(monkeypatch):
         inputs = [text(1, 3, 4, 5), f"const {text(3, 2, *size)}"]
         attrs = {"group": 1, "strides": strides, "dilations": dilations, "pads": pads, "output_padding": extra}
         check("cpu/transposed_conv", *layer_of("ConvTranspose", inputs, **attrs), monkeypatch, lanes=(8,), threads=(2,))
+
+
+@pytest.mark.parametrize("shape", [(2, 21, 9), (1, 40, 6, 5), (2, 7, 3, 4, 5)])
+@pytest.mark.parametrize("epsilon", [1e-5, 0.5])
+def test_batch_norms(shape, epsilon, monkeypatch):
+    """With statistics whose mean is larger than the deviation."""
+    channels = text(shape[1])
+    inputs = [text(*shape), *(f"const {channels}" for _ in range(3)), f"const positive {channels}"]
+    layer, arrays = layer_of("BatchNormalization", inputs, epsilon=epsilon)
+    arrays[0] += 3
+    check("cpu/batch_norm", layer, arrays, monkeypatch)
+
+
+def test_a_network_of_volumes_without_onednn():
+    """Convolutions with a following Concat and without, pooling, a transposed convolution, a BatchNormalization that reads the input, LogSoftmax: no
+    layer runs in NumPy."""
+    net, rng = Network("volumes"), np.random.default_rng(6)
+
+    def w(*shape):
+        return net.constant((rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32), "w")
+
+    x = net.add_input("x", parse_type("f32[1,2,8,12,10]"))
+    norm = [net.constant((rng.random(2) + 0.5).astype(np.float32), f"n{k}") for k in range(4)]
+    t = net.add("Relu", net.add("BatchNormalization", x, *norm, epsilon=1e-5))
+    a = net.add("Relu", net.add("Conv", t, w(12, 2, 3, 3, 3), w(12), pads=(1,) * 6))
+    b = net.add("MaxPool", a, kernel_shape=(2, 2, 2), strides=(2, 2, 2))
+    b = net.add("Relu", net.add("Conv", b, w(20, 12, 3, 3, 3), w(20), pads=(1,) * 6))
+    b = net.add("ConvTranspose", b, w(20, 12, 2, 2, 2), w(12), strides=(2, 2, 2))
+    t = net.add("Concat", a, b, axis=1)
+    t = net.add("AveragePool", net.add("Conv", t, w(5, 24, 1, 1, 1), w(5)), kernel_shape=(2, 3, 2), strides=(2, 3, 2))
+    net.mark_output(net.add("LogSoftmax", t, axis=1), "y")
+    config = BuildConfig(optimization_level=1, avg_timing=1, timing_cache="", threads=1, tactic_sources=("-ONEDNN",))
+    plan = build(net, config)
+    assert not {n: c.tactic for n, c in plan.choices.items() if "numpy" in c.tactic or "onednn" in c.tactic}
+    from whet.runtime import Runtime
+
+    feeds = {"x": rng.standard_normal((1, 2, 8, 12, 10)).astype(np.float32)}
+    with Runtime().load(plan).create_context() as context:
+        np.testing.assert_allclose(context.run(feeds)["y"], run_network(net, feeds)["y"], rtol=1e-4, atol=1e-5)

@@ -26,7 +26,8 @@ Taps = tuple[tuple[int, int], ...]
 """For each tap of a row, the range of a tile's pixels with the tap inside the image."""
 _WORDS = ("source", "weights", "target")
 _SIZES = (
-    "height", "width", "rows", "columns", "channels", "output_blocks", "groups", "pad_top", "pad_left", "by_rows", "items", "share",
+    "height", "width", "rows", "columns", "channels", "output_blocks", "groups", "pad_top", "pad_left", "by_rows", "input_blocks", "section",
+    "items", "share",
 )  # fmt: skip
 
 
@@ -34,8 +35,8 @@ def list_context_words(steps: tuple[Step, ...]) -> tuple[str, ...]:
     """Names of the context's words, in order.
 
     Addresses (last: the residual, if there is one); sizes of the image and of the result; input channels, blocks of the result, groups of output
-    blocks of this launch; padding; item order: rows outer and groups inner (1) or groups outer and rows inner (0); samples * groups * rows; items per
-    thread.
+    blocks of this launch; padding; item order: rows outer and groups inner (1) or groups outer and rows inner (0); blocks of the image;
+    groups of output blocks that read the same input channels; samples * groups * rows; items per thread.
     """
     return (*_WORDS, *(["added"] if any(s.reads_residual for s in steps) else []), *_SIZES)
 
@@ -102,7 +103,7 @@ def _emit_rows(f: Function, w: SimpleNamespace, form: Form) -> None:
     line = w.width * form.step
     plane = w.height * line
     blocks = (w.channels + (form.step - 1)) // form.step
-    sample = blocks * plane
+    sample = w.input_blocks * plane
     out_line = w.columns * lanes
     out_plane = w.rows * out_line
     out_group, out_sample = out_plane * form.blocks, out_plane * w.output_blocks
@@ -118,7 +119,7 @@ def _emit_rows(f: Function, w: SimpleNamespace, form: Form) -> None:
         y = row * form.strides[0] - w.pad_top
         first_row = f.maximum(0 - y, 0)
         end_row = f.minimum(w.height - y, form.window[0])
-        x_row = source.at(n * sample).at(y * line)
+        x_row = source.at(n * sample + group // w.section * (blocks * plane)).at(y * line)
         group_weights = weights.at(group * group_size)
         biases = group_weights.at(taps)
         bias = [biases.load(j * lanes, lanes) for j in range(form.blocks)]

@@ -31,7 +31,8 @@ from whet.tactics.cpu._llvm.kernel import LAST_WORDS, Parameter, to_int8
 from whet.tactics.cpu._llvm.math import Math
 from whet.tactics.cpu._llvm.work_stealing import emit_thread_count, emit_thread_index, parallel_kernel
 
-ROWS = 6  # pixels that are computed at once
+_LINE = 16  # floats of a cache line
+_ADDRESSED = 6  # addresses of pixels in registers
 UNROLLED = 4  # input channels, or elements of several 8-bit ones
 HEADER = 6
 """Parameters of an integer result (1 / scale, zero point, lowest and highest integer), and of an integer addend (scale, value of integer 0)."""
@@ -74,11 +75,22 @@ class Form:
     rest: int = 0  # channels of a product of integers after the last whole element
     is_volume: bool = False  # images have a third axis
     is_placed: bool = False  # results of adjacent pixels are not adjacent in memory
+    is_dense: bool = False  # a product whose pixels are at equal distances: a matrix, or windows of one pixel without strides
+    prefetched: int = 0  # cache lines of the next strip's weights per iteration of a product, which reads UNROLLED channels
 
     @property
     def width(self) -> int:
         """Output channels of a strip."""
         return self.vectors * self.lanes
+
+    @property
+    def most_rows(self) -> int:
+        return count_rows(self.lanes, self.is_dense)
+
+    @property
+    def iteration_lines(self) -> int:
+        """Cache lines of weights that an iteration of a dense product of f32 reads."""
+        return UNROLLED * self.width // _LINE
 
     @property
     def reads_channels(self) -> bool:
@@ -115,6 +127,11 @@ class Form:
         return 3 if self.is_integer else 1
 
 
+def count_rows(lanes: int, is_dense: bool) -> int:
+    """The pixels that are computed at once. AVX-512 has registers for twelve, but only dense pixels have addresses for as many."""
+    return 2 * _ADDRESSED if is_dense and lanes == 16 else _ADDRESSED
+
+
 def list_context_words(form: Form) -> tuple[str, ...]:
     """Names of the context's words, in order."""
     added = ["added"] if any(s.reads_residual for s in form.steps) else []
@@ -133,7 +150,7 @@ def _widen(value: Value, source: str, to: Type) -> Value:
 
 def count_thread_bytes(form: Form, block: int, taps: int, channels: int) -> int:
     """A thread's memory: the table of a block, the number of taps inside the image for each pixel, the accumulators of a tile, copied windows."""
-    return 8 * block * (taps + 1) + 4 * ROWS * form.width + (form.element.bytes * block * taps * channels if form.is_gathered else 0)
+    return 8 * block * (taps + 1) + 4 * form.most_rows * form.width + (form.element.bytes * block * taps * channels if form.is_gathered else 0)
 
 
 @cache
@@ -154,7 +171,7 @@ def emit_indirect_ir(form: Form) -> str:
             count = f.minimum(w.pixels - first, w.block)
             _write_table(f, w, form, table, counts, first, count)
             if form.is_gathered:
-                _gather(f, w, form, table, buffer.at(ROWS * form.width).as_integer(), count, taps)
+                _gather(f, w, form, table, buffer.at(form.most_rows * form.width).as_integer(), count, taps)
             strip_begin = (items.index // w.blocks) * w.item_strips
             with f.loop(strip_begin, f.minimum(strip_begin + w.item_strips, w.strips)) as strips:
                 _compute_strip(f, w, form, sums, finish, strips.index, (table, counts, buffer), (first, count))
@@ -263,18 +280,22 @@ def _compute_strip(
     left = w.group_channels - in_group  # output channels
     target = w.target.as_pointer(_find_type(form.stored))
     added = w.added.as_pointer(_find_type(form.added)) if any(s.reads_residual for s in form.steps) else target
-    chunks = (count + (ROWS - 1)) // ROWS
+    chunks = (count + (form.most_rows - 1)) // form.most_rows
     least, longer = count // chunks, count % chunks
     with f.loop(0, chunks, carried=[f.value(0)]) as chunk:
         (pixel,) = chunk.values
         rows = least + (chunk.index < longer).convert("zext", pixel.type)
+        following = weights.at(strip_size)
+        if form.prefetched:  # each tile prefetches a part
+            parts = form.iteration_lines // form.prefetched
+            following = following.at((first + pixel) // form.most_rows % parts * (strip_size // parts))
         for (r, partial), function in sums.items():
             whole = left >= form.width
             condition = rows.equals(r)
             if not form.reads_channels:
                 condition = condition & (whole ^ 1 if partial else whole)
             with f.when(condition):
-                f.call(function, table.at(pixel), w.block, read[0], offset, weights, buffer, read[1], left)
+                f.call(function, table.at(pixel), w.block, read[0], offset, weights, buffer, read[1], left, w.x_pixel, following)
         at = channel if form.is_placed else (first + pixel) * w.y_pixel + channel
         for k in range(form.vectors):
             y_at, sums_at = at + k * form.lanes, buffer.at(k * form.lanes)
@@ -288,9 +309,10 @@ def _compute_strip(
 
 
 def _emit_sums(module: Module, form: Form, rows: int, partial: bool) -> Function:
-    """`sums_R(table, block, taps, offset, weights, buffer, channels, left)` writes the accumulators [row][column] of `rows` pixels and a strip.
-    `offset` values are added to the addresses. `partial`: only `left` channels of the strip exist, which the kernel may read."""
-    parameters = ["i64*", "i64", "i64", "i64", f"{form.element}*", f"{form.accumulator}*", "i64", "i64"]
+    """`sums_R(table, block, taps, offset, weights, buffer, channels, left, pitch, following)` writes the accumulators [row][column] of R pixels and
+    a strip. `offset` values are added to the addresses. `partial`: only `left` channels of the strip exist, which the kernel may read. `pitch`:
+    values from one pixel to the next. `following`: weights to be prefetched."""
+    parameters = ["i64*", "i64", "i64", "i64", f"{form.element}*", f"{form.accumulator}*", "i64", "i64", "i64", f"{form.element}*"]
     with module.function(f"sums_{rows}{'_part' if partial else ''}", parameters) as f:
         sums = _emit_product_sums(f, form, rows) if form.reads_channels else _emit_channel_sums(f, form, rows, partial)
         buffer = f.arguments[5]
@@ -302,24 +324,30 @@ def _emit_sums(module: Module, form: Form, rows: int, partial: bool) -> Function
 
 
 def _emit_product_sums(f: Function, form: Form, rows: int) -> list[Value]:
-    """Few rows have several accumulators per result, for consecutive channels: an accumulator takes four cycles from one sum to the next."""
-    table, block, taps, offset, weights, _, channels, _ = f.arguments
+    """Few rows have several accumulators per result, for consecutive channels: an accumulator takes four cycles from one sum to the next. Of many
+    rows, the second half is addressed by the first half's registers and a second index."""
+    table, block, taps, offset, weights, _, channels, _, pitch, following = f.arguments
     assert isinstance(table, Pointer)
     assert isinstance(weights, Pointer)
+    assert isinstance(following, Pointer)
     lanes, width, vectors, depth = form.lanes, form.width, form.vectors, form.depth
     zero = f.value(0, Type(form.accumulator.element, lanes))
     parts = 4 if rows == 1 else 2 if rows == 2 else 1
 
-    def accumulate(pixels: Sequence[Pointer], c: Value, w_now: Pointer, count: int, sums: Sequence[Value], present: int | None = None) -> list[Value]:
+    half = pitch * _ADDRESSED if rows > _ADDRESSED else None
+
+    def accumulate(bases: Sequence[Pointer], c: Value, w_now: Pointer, count: int, sums: Sequence[Value], present: int | None = None) -> list[Value]:
         """Adds `count` elements of the channels from `c` on."""
         sums = list(sums)
+        indices = [c] if half is None else [c, f.opaque(c + half)]
+        pixels = [p.at(index) for index in indices for p in bases][:rows]
         # vectors of four lanes: one load for four channels, as instructions of ARM multiply by one lane of a vector
-        loaded = [_load_elements(f, form, p.at(c), count, present) for p in pixels] if lanes == 4 else []
+        loaded = [_load_elements(f, form, p, count, present) for p in pixels] if lanes == 4 else []
         for u in range(count):
             part = (u % parts) * rows * vectors
             columns = [_load_weights(form, w_now, (u * width + k * lanes) * depth) for k in range(vectors)]
             for r in range(rows):
-                number = loaded[r][u] if loaded else _load_elements(f, form, pixels[r].at(c).at(u * depth), 1, present)[0]
+                number = loaded[r][u] if loaded else _load_elements(f, form, pixels[r].at(u * depth), 1, present)[0]
                 for k in range(vectors):
                     i = part + r * vectors + k
                     sums[i] = form.byte_product.add(f, sums[i], number, columns[k]) if form.is_integer else f.fma(number, columns[k], sums[i])
@@ -330,10 +358,12 @@ def _emit_product_sums(f: Function, form: Form, rows: int) -> list[Value]:
     unrolled, whole = channels - channels % unit, channels - form.rest
     with f.loop(0, taps, carried=[f.value(0), *[zero] * (parts * rows * vectors)]) as tap:
         line = table.at(tap.index * block)
-        pixels = [line.load(r).as_pointer(form.element).at(offset) for r in range(rows)]
+        pixels = [line.load(r).as_pointer(form.element).at(offset) for r in range(min(rows, _ADDRESSED))]
         with f.loop(0, unrolled, step=unit, carried=tap.values) as many:
             w_at, *sums = many.values
             w_now, c = f.opaque_pointer(weights.at(w_at)), f.opaque(many.index)
+            for k in range(form.prefetched):
+                following.at(c * (form.prefetched * _LINE // UNROLLED)).prefetch(k * _LINE, to_second_cache=True)
             many.carry(w_at + unit * width, *accumulate(pixels, c, w_now, UNROLLED, sums))
         with f.loop(unrolled, whole, step=depth, carried=many.results) as rest:
             w_at, *sums = rest.values
@@ -366,7 +396,7 @@ def _load_weights(form: Form, weights: Pointer, offset: int) -> Value:
 
 
 def _emit_channel_sums(f: Function, form: Form, rows: int, partial: bool) -> list[Value]:
-    table, block, taps, offset, weights, _, _, left = f.arguments
+    table, block, taps, offset, weights, _, _, left, *_ = f.arguments
     assert isinstance(table, Pointer)
     assert isinstance(weights, Pointer)
     lanes, vectors = form.lanes, form.vectors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -18,11 +18,12 @@ from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.byte_product import ByteProduct, choose_instruction
 from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic, get_integer_range
-from whet.tactics.cpu.conv._indirect_ir import HEADER, ROWS, Form, count_thread_bytes, emit_indirect_ir, find_border, list_context_words
+from whet.tactics.cpu.conv._indirect_ir import HEADER, Form, count_rows, count_thread_bytes, emit_indirect_ir, find_border, list_context_words
 from whet.tactics.cpu.onednn._kernel import is_static, list_runtime_tensors, to_f32
 from whet.tactics.cpu.onednn._quantized import drop_implied_bounds
 
 _SECOND_CACHE = 1 << 17  # bytes of weights, and of a block's input, that stay in L2
+_CACHED = 1 << 20  # bytes of weights that stay in a cache from one inference to the next
 _ITEMS = 4  # per thread, if there are as many
 _MOST_ROWS = 96  # pixels of a block
 _FEW_CHANNELS = 4  # whose windows are copied
@@ -103,6 +104,10 @@ class Weights:
         digests = "|".join("" if t is None else t.constant().digest for t in (self.tensor, self.bias))
         return f"{digests}|{self.transposed} {self.scattered} {self.taps}"
 
+    def get_biases(self) -> np.ndarray | None:
+        """A value per output channel."""
+        return None if self.bias is None else to_f32(self.bias)
+
     def to_matrix(self, w: np.ndarray, is_product: bool) -> np.ndarray:
         """The values as [output channel, input channel of a group, tap], or [output channel, tap]."""
         if self.transposed:
@@ -158,21 +163,29 @@ class IndirectKernel(CompiledKernel):
         size = 1 if is_integer else 4  # bytes of a value
         # items: the weights of some strips, and the input of a block of pixels, each in L2
         read = p.taps * p.taken if is_product else p.taps * width
-        block = max(ROWS, min(_MOST_ROWS, p.pixels, _SECOND_CACHE // (size * read) // ROWS * ROWS))
+        is_dense = is_product and is_plain and p.image == p.result
+        rows = count_rows(n, is_dense)
+        block = max(rows, min(_MOST_ROWS, p.pixels, _SECOND_CACHE // (size * read) // rows * rows))
         item_strips = max(1, min(strips, _SECOND_CACHE // (size * strip_size)))
         while self.threads > 1 and -(-p.pixels // block) * -(-strips // item_strips) < _ITEMS * self.threads:
             if item_strips > 1:
                 item_strips = -(-item_strips // 2)
-            elif block > ROWS:
-                block = max(ROWS, block // 2 // ROWS * ROWS)
+            elif block > rows:
+                block = max(rows, block // 2 // rows * rows)
             else:
                 break
         blocks = -(-p.pixels // block)
+        block = -(-p.pixels // blocks)  # a last block of few pixels would read the weights for them alone
+        blocks = -(-p.pixels // block)
         sizes = {block, p.pixels - (blocks - 1) * block}
         self.form = Form(
-            kind, n, vectors, _list_row_counts(sizes), p.channels % n, chain.steps, is_plain, is_gathered, source, stored, added, instruction,
-            inner % depth, len(p.image) > 2, p.places is not None,
+            kind, n, vectors, _list_row_counts(sizes, rows), p.channels % n, chain.steps, is_plain, is_gathered, source, stored, added, instruction,
+            inner % depth, len(p.image) > 2, p.places is not None, is_dense,
         )  # fmt: skip
+        if is_dense and vectors == 2 and not is_integer and strips * strip_size * size > _CACHED:
+            lines = self.form.iteration_lines
+            self.form = replace(self.form, prefetched=min(lines, 1 << max(0, (lines * rows // p.pixels).bit_length())))
+
         own = count_thread_bytes(self.form, block, p.taps, p.taken)
         self.items = blocks * -(-strips // item_strips)
         self.threads = min(self.threads, self.items)
@@ -204,8 +217,8 @@ class IndirectKernel(CompiledKernel):
                 w = weights.to_matrix(np.asarray(weights.tensor.array(), np.int8) if is_integer else to_f32(weights.tensor), is_product)
                 packed = pack_weights(w, p, width, is_product, is_gathered, depth)
                 out[:bias_at] = packed.view(np.uint8)
-                if weights.bias is not None:
-                    lines[:, -1] = _arrange(to_f32(weights.bias), p, width)
+                if (biases := weights.get_biases()) is not None:
+                    lines[:, -1] = _arrange(biases, p, width)
             if integers is not None:
                 source_scale = integers.source.number
                 if weights is not None:
@@ -265,8 +278,12 @@ class IndirectTactic(CompiledTactic):
             return reason
         if any(t.dtype != F32 for t in list_runtime_tensors(layer)):
             return "computes in 32-bit floating point"
-        chain = match_chain(layer)
+        chain = match_chain(layer, takes_bias=self.may_add_row(layer))
         return chain if isinstance(chain, str) else Parts(layer, chain)
+
+    def may_add_row(self, layer: Layer) -> bool:
+        """True if the epilogue may begin with a constant for each output channel: the layer has no bias."""
+        return False
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
@@ -387,10 +404,10 @@ def _reads_inside(p: Problem) -> bool:
     return all((results - 1) * stride + (taps - 1) * step - pad < side for side, results, stride, taps, step, pad in axes)
 
 
-def _list_row_counts(blocks: set[int]) -> tuple[int, ...]:
+def _list_row_counts(blocks: set[int], most: int) -> tuple[int, ...]:
     """The numbers of pixels computed at once in blocks of these sizes."""
     counts = set()
     for count in blocks:
-        chunks = -(-count // ROWS)
+        chunks = -(-count // most)
         counts |= {count // chunks, -(-count // chunks)}
     return tuple(sorted(counts))

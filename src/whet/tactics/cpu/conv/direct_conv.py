@@ -40,7 +40,8 @@ class DirectKernel(ConvKernel):
         head = get_root_layer(layer)
         planes = signature.needs(self.x).format == "linear"
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
-        taken, height, width = static_shape(head.needs(0).shape)[1:]
+        whole, height, width = static_shape(head.needs(0).shape)[1:]
+        taken = static_shape(head.needs(1).shape)[1]
         top, side = _get_pads(head)
         ends = _find_edge_taps(head, columns, tile.pixels)
         assert ends is not None
@@ -50,7 +51,9 @@ class DirectKernel(ConvKernel):
             get_registers(), _get_window(head), _get_strides(head), tile.blocks, tile.pixels, unroll, planes, *ends, self.steps, jit.has("avx512dq")
         )
         nbytes = tile.groups * tile.blocks * lanes * 4 * (prod(form.window) * -(-taken // form.step) * form.step + 1)
+        section = max(1, _count_section_blocks(head) // tile.blocks)
         sizes = [height, width, rows, columns, taken, -(-channels // lanes), tile.groups, top, side, int(nbytes <= _CACHE)]
+        sizes += [-(-whole // form.step), section]
         weights, bias = self.weights, self.bias
         key = f"{self.constants}|direct {tile.blocks} {lanes} {form.step} {tile.channels}"
         packed = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile, form.step).view(np.uint8), storable=True)
@@ -63,8 +66,11 @@ class Direct(ConvTactic):
 
     def why_not_conv(self, head: Layer) -> str | None:
         a = head.attrs
-        if head.needs(0).type.rank != 4 or a["group"] != 1 or set(a.get("dilations") or (1,)) != {1}:
-            return "takes convolutions of images with one group and no dilations"
+        if head.needs(0).type.rank != 4 or set(a.get("dilations") or (1,)) != {1}:
+            return "takes convolutions of images, with no dilations"
+        lanes, groups = get_registers().lanes, int(a["group"])
+        if groups > 1 and (head.needs(1).shape[0] % (lanes * groups) or head.needs(1).shape[1] % lanes):
+            return f"takes one group, or groups of whole blocks of {lanes} channels"
         window, pads = _get_window(head), a.get("pads") or (0,) * 4
         is_pointwise = prod(window) == 1 and set(_get_strides(head)) == {1}
         if is_pointwise or max(window) > _WINDOW or any(p >= window[i % 2] for i, p in enumerate(pads)):
@@ -124,7 +130,10 @@ class Direct(ConvTactic):
         columns = static_shape(layer.outputs[0].shape)[3]
         if blocks not in _BLOCKS or not _MIN_PIXELS <= pixels <= columns or blocks * (pixels + 1) >= get_registers().count:
             return False
-        return not (signature.inplace and columns % pixels) and _find_edge_taps(get_root_layer(layer), columns, pixels) is not None
+        head = get_root_layer(layer)
+        if head.attrs["group"] > 1 and _count_section_blocks(head) % blocks:
+            return False
+        return not (signature.inplace and columns % pixels) and _find_edge_taps(head, columns, pixels) is not None
 
 
 def pack_weights(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) -> np.ndarray:
@@ -140,6 +149,11 @@ def pack_weights(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) ->
         biases[:channels] = to_f32(bias).reshape(-1)[tile.channels]
     rows = full.reshape(groups, group, parts, step, high, wide).transpose(0, 2, 4, 3, 5, 1).reshape(groups, -1)
     return np.concatenate([rows, biases.reshape(groups, group)], axis=1).reshape(-1)
+
+
+def _count_section_blocks(head: Layer) -> int:
+    """Blocks of output channels that read the same input channels."""
+    return -(-static_shape(head.needs(1).shape)[0] // int(head.attrs["group"]) // get_registers().lanes)
 
 
 def _get_window(head: Layer) -> tuple[int, int]:

@@ -23,10 +23,14 @@ class LinearLayer(IndirectTactic):
     def why_not_layer(self, layer: Layer) -> str | None:
         return why_not_gemm(layer)
 
+    def may_add_row(self, layer: Layer) -> bool:
+        return get_root_layer(layer).input(2) is None
+
     def plan_kernel(self, parts: Parts, signature: Signature, threads: int) -> IndirectKernel:
         layer, head = parts.view, get_root_layer(parts.view)
         *leading, channels = static_shape(layer.outputs[0].shape)
         taken, transposed = static_shape(head.needs(0).shape)[-1], not (head.op == "Gemm" and head.attrs.get("transB"))
         rows = prod(leading)
-        problem, weights = Problem(1, (1, rows), (1, rows), 1, taken, channels), Weights(*get_weight_and_bias(layer), transposed)
+        problem, (matrix, bias) = Problem(1, (1, rows), (1, rows), 1, taken, channels), get_weight_and_bias(layer)
+        weights = Weights(matrix, bias or parts.chain.bias, transposed)
         return IndirectKernel(layer, signature, "product", problem, parts.chain, get_source_index(layer), weights, threads, parts.integers)

@@ -1,4 +1,4 @@
-"""LLVM IR of Softmax along an axis that is not the innermost one in memory: adjacent columns in vectors."""
+"""LLVM IR of Softmax and LogSoftmax along an axis that is not the innermost one in memory: adjacent columns in vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ chunks."""
 
 
 @cache
-def emit_softmax_columns_ir(tail: int) -> str:
+def emit_softmax_columns_ir(tail: int, is_log: bool = False) -> str:
     """`softmax_columns(context)`: three passes over each chunk. `tail`: columns of a group after its whole chunks."""
     module = Module()
     with parallel_kernel(module, "softmax_columns", WORDS, "items") as (f, w):
@@ -26,7 +26,7 @@ def emit_softmax_columns_ir(tail: int) -> str:
             x, y = (word.as_pointer(FLOAT).at(offset) for word in (w.x, w.y))
             left = w.columns - start
             with f.when(left >= CHUNK):
-                _emit_columns(f, x, y, w.length, w.columns, [(0, LANES), (LANES, LANES)])
+                _emit_columns(f, x, y, w.length, w.columns, [(0, LANES), (LANES, LANES)], is_log)
             if tail:
                 groups = [(0, LANES)] * (tail >= LANES)
                 done = LANES * len(groups)
@@ -35,11 +35,11 @@ def emit_softmax_columns_ir(tail: int) -> str:
                         groups.append((done, lanes))
                         done += lanes
                 with f.when(left < CHUNK):
-                    _emit_columns(f, x, y, w.length, w.columns, groups)
+                    _emit_columns(f, x, y, w.length, w.columns, groups, is_log)
     return str(module)
 
 
-def _emit_columns(f: Function, x: Pointer, y: Pointer, length: Value, stride: Value, groups: Sequence[tuple[int, int]]) -> None:
+def _emit_columns(f: Function, x: Pointer, y: Pointer, length: Value, stride: Value, groups: Sequence[tuple[int, int]], is_log: bool) -> None:
     """The columns of `groups`, each (first column, lanes)."""
     math = Math(f)
 
@@ -54,9 +54,17 @@ def _emit_columns(f: Function, x: Pointer, y: Pointer, length: Value, stride: Va
         totals = []
         for total, largest, (at, lanes) in zip(powers.values, maxima.results, groups, strict=True):
             power = math.exp(source.load(at, lanes) - largest)
-            target.store(power, at)
+            if not is_log:
+                target.store(power, at)
             totals.append(total + power)
         powers.carry(*totals)
+    if is_log:
+        logarithms = [math.log(total) for total in powers.results]
+        with f.loop(0, length) as differences:
+            source, target = x.at(differences.index * stride), y.at(differences.index * stride)
+            for logarithm, largest, (at, lanes) in zip(logarithms, maxima.results, groups, strict=True):
+                target.store(source.load(at, lanes) - largest - logarithm, at)
+        return
     inverses = [one / total for one, total in zip(emit_numbers(1.0), powers.results, strict=True)]
     with f.loop(0, length) as quotients:
         row = y.at(quotients.index * stride)

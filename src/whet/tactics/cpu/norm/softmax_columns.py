@@ -1,4 +1,4 @@
-"""Softmax of f32 along an axis that is not the innermost one in memory."""
+"""Softmax and LogSoftmax of f32 along an axis that is not the innermost one in memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class SoftmaxColumnsKernel(CompiledKernel):
     rtol, implementation = 1e-5, "columns"
 
     def __init__(self, layer: Layer, signature: Signature, count: int) -> None:
-        outer, self.length, self.columns = _get_extents(layer, signature.needs(0).format)
-        super().__init__(layer, signature, outer * self.length * self.columns, count)
+        self.outer, self.length, self.columns = _get_extents(layer, signature.needs(0).format)
+        super().__init__(layer, signature, self.outer * self.length * self.columns, count)
         self.chunks = -(-self.columns // CHUNK)
-        self.items = outer * self.chunks
+        self.items, self.is_log = self.outer * self.chunks, layer.op == "LogSoftmax"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), self.items, self.length, self.columns, self.chunks]
-        self.launch(stream, emit_softmax_columns_ir(self.columns % CHUNK), "softmax_columns", args, words, self.items)
+        self.launch(stream, emit_softmax_columns_ir(self.columns % CHUNK, self.is_log), "softmax_columns", args, words, self.items)
 
 
 def _get_extents(layer: Layer, form: str) -> tuple[int, int, int]:
@@ -43,7 +43,12 @@ def _get_extents(layer: Layer, form: str) -> tuple[int, int, int]:
 
 @tactic
 class SoftmaxColumns(CompiledTactic):
-    ops = ("Softmax",)
+    ops = ("Softmax", "LogSoftmax")
+    kernel: type[SoftmaxColumnsKernel] = SoftmaxColumnsKernel
+
+    def takes(self, columns: int) -> bool:
+        """True if the kernel computes groups of so many adjacent columns."""
+        return columns > 1
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
@@ -57,10 +62,10 @@ class SoftmaxColumns(CompiledTactic):
             return []
         listed: list[Signature] = []
         for form in list_candidate_formats(static_shape(layer.outputs[0].shape)):
-            if not form.startswith("nChw") and _get_extents(layer, form)[2] > 1:
+            if not form.startswith("nChw") and self.takes(_get_extents(layer, form)[2]):
                 operand = Operand(form, F32)
                 listed += [Signature((operand,), (operand,), ((0, 0),)), Signature((operand,), (operand,))]
         return listed
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> SoftmaxColumnsKernel:
-        return SoftmaxColumnsKernel(layer, signature, backend.threads)
+        return self.kernel(layer, signature, backend.threads)
