@@ -27,6 +27,7 @@ _CACHED = 1 << 20  # bytes of weights that stay in a cache from one inference to
 _ITEMS = 4  # per thread, if there are as many
 _MOST_ROWS = 96  # pixels of a block
 _FEW_CHANNELS = 4  # whose windows are copied
+_GATHERED_STRIPS = 8  # of an item: copying windows takes as long as multiplying them by one strip
 _MOST_PRODUCTS = 2**31 // (256 * 128)  # of 8-bit integers, which one 32-bit accumulator holds
 
 
@@ -167,6 +168,8 @@ class IndirectKernel(CompiledKernel):
         rows = count_rows(n, is_dense)
         block = max(rows, min(_MOST_ROWS, p.pixels, _SECOND_CACHE // (size * read) // rows * rows))
         item_strips = max(1, min(strips, _SECOND_CACHE // (size * strip_size)))
+        if is_gathered:
+            item_strips = min(strips, max(item_strips, _GATHERED_STRIPS))
         while self.threads > 1 and -(-p.pixels // block) * -(-strips // item_strips) < _ITEMS * self.threads:
             if item_strips > 1:
                 item_strips = -(-item_strips // 2)
