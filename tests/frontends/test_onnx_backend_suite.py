@@ -148,7 +148,7 @@ def outcomes():
 
 def short(reason):
     """The reason without the names of nodes and values, which differ between cases."""
-    return re.sub(r"node '[^']*' |'[^']*' ?", "", reason).split(";")[0].split(". ")[0][:120].strip(" .:")
+    return re.sub(r"node '[^']*' |'[^']*' ?", "", reason).split(";")[0].split(". ")[0].strip(" .:")
 
 
 @pytest.mark.slow
