@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -11,6 +12,7 @@ from whet.errors import CalibrationError
 from whet.network import F8E4M3, Layer, Network, Origin, Tensor, Weight
 from whet.ops._origin import express, make_literal
 from whet.ops.quantize_linear import LARGEST
+from whet.precision.concurrent import count_workers, map_concurrently
 from whet.precision.joined import APART, assign_stored_forms
 from whet.precision.quantization_sites import QuantizationSites, find_quantization_sites
 from whet.precision.ranges import Range, Ranges
@@ -44,6 +46,9 @@ def quantize(
             "Calibrate again with --calibData, or name the layers to keep in floating point."
         )
     stored_as = assign_stored_forms(sites, ranges, APART if kind == "int8" else np.inf)  # a larger range costs floats no precision
+    if kind == "fp8":  # the search for scales takes long, and NumPy computes it on several threads
+        for _ in map_concurrently(partial(_quantize_weights, kind=kind), [x for x in sites.layers if x.name not in ranges.rounded], count_workers()):
+            pass
     for layer in sites.layers:
         _insert_weight_quantization(made, layer, kind, ranges.rounded.get(layer.name))
         if layer.name in ranges.corrections:

@@ -12,6 +12,7 @@ from whet.network import F8E4M3, DType
 _FEW_TIES = 8  # integers that may always differ by one
 _TIES = 0.25  # share of the integers, other than zeros and saturated ones, that may differ by one; another rounding mode changes half of them
 _SATURATED = 4.0  # times the largest e4m3 value: assumed unsaturated magnitude of a saturated result
+_BLOCK = 1 << 14  # values that are compared at once: all of their temporary arrays stay in the cache
 _FLOAT8_SHARE = 0.025  # noise-to-signal ratio of e4m3 values allowed for a few rounding ties; rounding alone has 0.027
 
 
@@ -65,31 +66,49 @@ def compute_relative_error(got: np.ndarray, ref: np.ndarray, least: float = 0.0)
 
     With `least`, the reference counts as scaled up to a largest value of at least `least` (its norm by the same factor).
     """
-    a, b = got.astype(np.float64).reshape(-1), np.asarray(ref, np.float64).reshape(-1)
-    with np.errstate(invalid="ignore", over="ignore"):
-        e = a - b
     limit = float(ml_dtypes.finfo(got.dtype if got.dtype.itemsize <= 4 else np.float32).max)
-    if not e.size:
+    if not got.size:
         return 0.0, ""
-    top, largest = float(np.abs(e).max()), float(np.abs(b).max())
-    if not (np.isfinite(top) and largest <= limit):  # NaN, infinities or an overflow are somewhere
+    b = np.asarray(ref, np.float64).reshape(-1)
+    sizes = _measure_in_blocks(got.reshape(-1), b, limit)
+    if sizes is None:  # NaN, infinities or an overflow are somewhere
+        a = got.astype(np.float64).reshape(-1)
         if got.dtype != np.float64:
             with np.errstate(over="ignore"):
                 b = np.where(np.isinf(b.astype(got.dtype)), np.copysign(np.inf, b), b)  # values that overflow in the output's type
         finite = np.isfinite(a) & np.isfinite(b)
         if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
             return np.inf, "NaN or infinite values in other places than the reference"
-        b, e = b[finite], a[finite] - b[finite]
-        if not e.size:
+        if not finite.any():
             return 0.0, ""
-        top, largest = float(np.abs(e).max()), float(np.abs(b).max())
+        sizes = _measure_in_blocks(a[finite], b[finite], np.inf)
+        if sizes is None:  # a difference overflows
+            return np.inf, ""
+    top, largest, error, norm = sizes
     if top == 0:
         return 0.0, ""
     if largest < least:
         return top / least, ""
     if largest == 0:
         return top, f"up to {top:.2g} where all is zero"
-    return max(float(np.linalg.norm(e) / np.linalg.norm(b)), top / largest), ""
+    return max(error / norm if norm else np.inf if error else 0.0, top / largest), ""
+
+
+def _measure_in_blocks(got: np.ndarray, ref: np.ndarray, limit: float) -> tuple[float, float, float, float] | None:
+    """(max|e|, max|ref|, ||e||, ||ref||) of flat arrays, in blocks that stay in the cache; None if a difference is not finite or |ref| exceeds the
+    limit."""
+    top = largest = error = norm = 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, got.size, _BLOCK):
+            b = ref[start : start + _BLOCK]
+            e = got[start : start + _BLOCK].astype(np.float64)
+            e -= b
+            error, norm = error + float(np.dot(e, e)), norm + float(np.dot(b, b))
+            worst, size = float(np.abs(e, out=e).max()), float(np.abs(b).max())
+            if not (np.isfinite(worst) and size <= limit):
+                return None
+            top, largest = max(top, worst), max(largest, size)
+    return top, largest, error**0.5, norm**0.5
 
 
 def find_worst_error(got: Iterable[np.ndarray], want: Iterable[np.ndarray]) -> float:

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from whet.backends import get_backend, get_capabilities
+from whet.backends import get_backend
 from whet.builder.build import build
 from whet.builder.candidates.enumerate import Candidates
 from whet.builder.config import BuildConfig
@@ -85,9 +85,10 @@ class EngineRun:
 
 @cache
 def list_tactic_sources(backend: str = "cpu") -> tuple[str, ...]:
-    """On the CPU, tactic sources without oneDNN, if it cannot be loaded: only the NumPy reference remains. Elsewhere those without TF32."""
+    """On the CPU, tactic sources without oneDNN, if it cannot be loaded: only the NumPy reference remains. Elsewhere those
+    without TF32 and products of it: packing weights for these takes longer than all runs of an engine."""
     if backend != "cpu":
-        return get_capabilities(backend).flag_sources.get("noTF32", ())
+        return tuple(f"-{t.name}" for t in list_tactics(backend) if t.name.endswith("tf32"))
     if load_error() is None:
         return ()
     return tuple(f"-{t.name}" for t in list_tactics("cpu") if not t.name.rpartition("/")[2].startswith("numpy_"))

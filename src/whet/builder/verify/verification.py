@@ -39,6 +39,7 @@ from whet.runtime.memory import read_bytes
 REPEATS = 1  # further runs of each layer on the same inputs
 REPEATABLE = "repeatable"
 NOT_REPEATABLE = "not repeatable: possible race or rounding tie"
+_LARGE_SHARE = 0.4  # of a batch that is compared
 SLOW_MACS = 2e9  # multiply-adds per batch item for which the NumPy reference takes seconds
 
 
@@ -78,12 +79,12 @@ def verify_engine(
         judge = NetworkJudge(plan, source, data, whole, beside)
         try:
             read = None if images is None else _make_reader(bound, axes, images)
-            magnitudes = []
+            magnitudes: list[Magnitude] = []
             for i, (layer, ins, outs) in enumerate(bound.walk(read)):
                 log.step(layer.name)
                 found.layers += 1
-                magnitudes.append(Magnitude.of(ins, outs))
-                if unstable := _run_again(bound, i, layer, plan.choices[layer.name], outs, read):
+                beside.schedule(partial(Magnitude.of, ins, outs), magnitudes.append)
+                if unstable := _run_again(bound, i, layer, plan.choices[layer.name], outs, read, share):
                     found.failures.append(unstable)
                 judged = images.all if images is not None and layer.name in axes.fixed else images
                 beside.schedule(partial(compare_layer, layer, plan.choices[layer.name], ins, outs, judged, axes), found.take)
@@ -172,17 +173,20 @@ def _make_reader(bound: BoundEngine, axes: BatchAxes, images: BatchItems) -> Cal
 
 
 def _run_again(
-    bound: BoundEngine, i: int, layer: Layer, choice: Choice, outs: list[np.ndarray], read: Callable[[Layer, str], np.ndarray] | None
+    bound: BoundEngine, i: int, layer: Layer, choice: Choice, outs: list[np.ndarray], read: Callable[[Layer, str], np.ndarray] | None, share: float
 ) -> Failure | None:
-    """A failure if a layer gives other results when it runs again on the same inputs. Layers that overwrite their inputs are not run again."""
+    """A failure if a layer gives other results when it runs again on the same inputs. Layers that overwrite their inputs are not run again.
+
+    Bytes as stored are compared first: reading a tensor in its logical layout takes longer, unless `read` takes a small `share` of the batch.
+    """
     if choice.tactic.rpartition("/")[2] == "numpy_reference" or bound.overwrites_inputs(i):
         return None
-    host = bound.arena.array is not None
+    raw = bound.arena.array is not None or share > _LARGE_SHARE
     places = [bound.place(t.name) for t in layer.outputs]
-    stored = [read_bytes(bound.backend, bound.arena, *p).copy() for p in places] if host else []
+    stored = [read_bytes(bound.backend, bound.arena, *p).copy() for p in places] if raw else []
     for _ in range(REPEATS):
         bound.run_step(i)
-        if host and all(np.array_equal(read_bytes(bound.backend, bound.arena, *p), a) for p, a in zip(places, stored, strict=True)):
+        if raw and all(np.array_equal(read_bytes(bound.backend, bound.arena, *p), a) for p, a in zip(places, stored, strict=True)):
             continue
         for t, (_, dtype), before in zip(layer.outputs, choice.outputs, outs, strict=True):
             now = bound.value(t.name) if read is None else read(layer, t.name)
