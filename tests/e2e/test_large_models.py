@@ -19,9 +19,10 @@ NEEDED = 8 * 2**30  # bytes of disk, and of memory: 2.3 GB for the weights and a
 
 def write_layers(folder, files):
     """m.onnx with LAYERS products and Relus, its weights in `files` files; returns its output for the input `x` of ones, in float64."""
-    rng, inits, nodes, value, name = np.random.default_rng(0), [], [], np.ones((1, WIDTH)), "x"
+    inits, nodes, value, name = [], [], np.ones((1, WIDTH)), "x"
+    first = (np.random.default_rng(0).standard_normal((WIDTH, WIDTH), dtype=np.float32) * np.float32((2 / WIDTH) ** 0.5)).astype("<f4")
     for i in range(LAYERS):
-        block = (rng.standard_normal((WIDTH, WIDTH), dtype=np.float32) * np.float32((2 / WIDTH) ** 0.5)).astype("<f4")
+        block = np.roll(first, i, axis=0)
         t = TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=[WIDTH, WIDTH], data_location=TensorProto.EXTERNAL)
         location = f"w{i % files}.bin"
         with open(folder / location, "ab") as f:
@@ -38,14 +39,13 @@ def write_layers(folder, files):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("files", [1, 3])
-def test_a_model_above_2_gib_builds_runs_and_reads_back(tmp_path, files):
+def test_a_model_above_2_gib_builds_runs_and_reads_back(tmp_path):
     if shutil.disk_usage(tmp_path).free < NEEDED:
         pytest.skip(f"needs {NEEDED >> 30} GiB of disk")
     if psutil.virtual_memory().available < NEEDED:
         pytest.skip(f"needs {NEEDED >> 30} GiB of memory")
-    want, x = write_layers(tmp_path, files), np.ones((1, WIDTH), np.float32)
-    options = {"optimization_level": 0, "threads": 1, "timing_cache": "", "progress": whet.builder.Silent()}
+    want, x = write_layers(tmp_path, files=3), np.ones((1, WIDTH), np.float32)
+    options = {"optimization_level": 0, "threads": 1, "timing_cache": "", "progress": whet.builder.Silent(), "verify": False}  # compared below
     with whet.build(tmp_path / "m.onnx", **options) as engine:
         np.testing.assert_allclose(engine(x), want, rtol=1e-3, atol=1e-4 * want.max())
         engine.save(tmp_path / "m.engine")

@@ -377,3 +377,29 @@ def test_a_loop_that_slices_at_its_index_is_unrolled():
     x = rng.standard_normal((3, 4)).astype("f4")
     with Runtime().load(plan).create_context() as context:
         np.testing.assert_allclose(context.run({"x": x})["y"], onnxruntime_outputs(proto, {"x": x})["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_mask_gathered_at_indices_of_the_batch():
+    """transformers' padding mask by the older exporter: entries of the flat mask at n * length + position. Verified at the largest batch, too."""
+    length = 6
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "zero"], ["n"], axis=0),
+        helper.make_node("Range", ["zero", "n", "one"], ["rows"]),
+        helper.make_node("Mul", ["rows", "length"], ["starts"]),
+        helper.make_node("Unsqueeze", ["starts", "last"], ["column"]),
+        helper.make_node("Add", ["column", "positions"], ["at"]),
+        helper.make_node("Reshape", ["x", "flat"], ["entries"]),
+        helper.make_node("Gather", ["entries", "at"], ["kept"], axis=0),
+        helper.make_node("Unsqueeze", ["kept", "last"], ["columns"]),
+        helper.make_node("Mul", ["columns", "w"], ["y"]),
+    ]
+    weights = [("zero", np.array(0)), ("one", np.array(1)), ("length", np.array(length)), ("last", np.array([-1])), ("flat", np.array([-1]))]
+    weights += [("positions", np.arange(length)), ("w", np.random.default_rng(0).standard_normal(4).astype("f4"))]
+    net = network_from_onnx(model(nodes, [("x", F, ["N", length])], [("y", F, ["N", length, 4])], weights))
+    shapes = tuple({"x": (n, length)} for n in (1, 2, 5))
+    plan = read_engine(engine_bytes(build(net, config(profiles=(shapes,)))))
+    with Runtime().load(plan).create_context() as context:
+        for n in (1, 2, 5):
+            x = np.random.default_rng(n).standard_normal((n, length)).astype("f4")
+            np.testing.assert_allclose(context.run({"x": x})["y"], run_network(net, {"x": x})["y"], rtol=1e-6)

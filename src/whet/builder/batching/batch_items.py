@@ -64,6 +64,7 @@ def run_on_items(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, 
 
     `widen` keeps float64 inputs in float64. Raises NotPerImage if the layer mixes items.
     """
+    layer = _fix_indices(layer, arrays, axes)
     followed = follow(layer, axes, items.batch)
     selected = [items.take(a, followed[t]) if a is not None and t in followed else a for t, a in zip(layer.inputs, arrays, strict=True)]
     if layer.op == "Shape":
@@ -85,6 +86,17 @@ def run_on_items(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, 
         if list(a.shape) != [to.count_entries(len(items.at)) if to is not None and i == to.axis else d for i, d in enumerate(t.shape)]:
             raise NotPerImage(f"{layer.op} '{layer.name}' gives {list(a.shape)} for {len(items.at)} batch items")
     return outs
+
+
+def _fix_indices(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes) -> Layer:
+    """A Gather with its indices as a constant if they are the same for all items, as `bind_layers` makes them: an item's entries must be known."""
+    at = layer.input(1)
+    if layer.op not in _INDEXED or at is None or at.is_constant or at in axes or (indices := arrays[1]) is None:
+        return layer
+    known = Tensor(at.name, at.type, weight=Weight(np.asarray(indices)))
+    fixed = Layer(layer.op, layer.name, [layer.inputs[0], known, *layer.inputs[2:]], layer.attrs, layer.regions, layer.sources)
+    fixed.outputs = layer.outputs
+    return fixed
 
 
 def bind_layers(net: Network, env: Mapping[str, Dim]) -> Iterator[tuple[Layer, Layer, dict[Tensor, Tensor]]]:
