@@ -73,7 +73,8 @@ def read_value_type(info: onnx.ValueInfoProto, table: SymbolTable, subject: str,
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
         named = (kind or "no type").removesuffix("_type")
-        raise UnsupportedError(f"{subject} is a {named}, not a tensor; whet supports tensors only. Replace the {named} before export.")
+        article = "an" if named == "optional" else "a"
+        raise UnsupportedError(f"{subject} is {article} {named}, not a tensor; whet supports tensors only. Replace the {named} before export.")
     tensor = info.type.tensor_type
     dtype = get_onnx_dtype(tensor.elem_type, subject)
     if dtype == STRING:

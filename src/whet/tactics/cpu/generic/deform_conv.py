@@ -8,10 +8,12 @@ import numpy as np
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import tactic
+from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.generic._deform_conv_ir import BLOCK, emit_deform_conv_ir
 from whet.tactics.cpu.generic._loops import Launch, Loops, LoopTactic, Place
+from whet.tactics.cpu.generic._pixels_ir import describe_pixels, round_up
 
-_LARGEST = 1 << 31  # elements of a channel: their indices have 32 bits
+_LARGEST = 1 << 31  # elements of a channel
 _MOST_THREADS = 64  # with memory of their own
 _SAMPLING = 8  # multiplications that take as long as the four reads of a tap
 
@@ -34,16 +36,19 @@ class DeformConv(LoopTactic):
             return f"a channel has {_LARGEST} elements or more"
         strides, dilations, pads = a.get("strides") or (1, 1), a.get("dilations") or (1, 1), a.get("pads") or (0,) * 4
         blocks = -(-rows * across // BLOCK)
-        items, nbytes = batch * blocks, 4 * channels * taps * BLOCK
+        pixel = round_up(channels) + (LANES if a["offset_group"] > 1 else 0)  # a group of channels may end inside of a vector
+        items, nbytes = batch * blocks, 4 * (channels * taps * BLOCK + LANES * pixel)
         step = -(-items // _MOST_THREADS)
         has_bias, has_mask = (layer.input(i) is not None for i in (3, 4))
-        places: list[Place] = [("input", 0), ("input", 1), ("input", 2), ("input", 3) if has_bias else ("table", 0)]
-        places += [("input", 4) if has_mask else ("table", 0), ("output", 0), ("scratch", 0)]
+        image = 4 * batch * height * width * pixel
+        places: list[Place] = [("scratch", 0), ("input", 1), ("input", 2), ("input", 3) if has_bias else ("table", 0)]
+        places += [("input", 4) if has_mask else ("table", 0), ("output", 0), ("scratch", image)]
         numbers = (
             channels, height, width, kernels, rows, across, kernel[1], taps, a["group"], a["offset_group"], *strides, *dilations, *pads[:2], blocks,
-            nbytes,
+            nbytes, pixel,
         )  # fmt: skip
         work = batch * rows * across * channels * taps * (kernels // a["group"] + _SAMPLING)
         ir = emit_deform_conv_ir(has_bias, has_mask)
         launch = Launch("deform_conv", ir, tuple(places), items, numbers, step, work=work)
-        return Loops((launch,), (np.zeros(1, np.float32),), min(items, _MOST_THREADS) * nbytes, rtol=1e-5)
+        pixels = describe_pixels(batch, channels, height * width, pixel, ("scratch", 0))
+        return Loops((pixels, launch), (np.zeros(1, np.float32),), image + min(items, _MOST_THREADS) * nbytes, rtol=1e-5)
