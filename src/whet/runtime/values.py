@@ -14,6 +14,7 @@ from whet.network import Network, Tensor, compute_stored_shape, format_bytes, fr
 from whet.runtime.memory import ALIGNMENT, read_bytes, write_bytes
 from whet.runtime.shaped import ShapedPlan
 
+_LARGE = 1 << 22  # bytes from which several threads change the layout of samples
 View = tuple[str, np.ndarray, tuple[int, ...], np.dtype]  # name, array, its shape and type
 
 
@@ -55,17 +56,32 @@ class Values:
 
     def value(self, name: str) -> np.ndarray:
         """A copy of a tensor's current contents, as a logical array of its storage type (valid during the tensor's lifetime)."""
-        return self._read(name, 0, None)
+        return np.array(self._read(name, 0, None), order="C")
 
     def samples(self, name: str, at: Sequence[int], block: int = 1) -> np.ndarray:
         """As `value`, for the blocks `at` of the first axis only; that axis is outermost in every format, so nothing else is read."""
-        return np.concatenate([self._read(name, i * block, block) for i in at])
+        parts = [self._read(name, i * block, block) for i in at]
+        found = np.empty((len(at) * block, *parts[0].shape[1:]), parts[0].dtype)
+
+        def fill(i: int) -> None:
+            found[i * block : (i + 1) * block] = parts[i]
+
+        if found.nbytes < _LARGE or len(at) == 1:
+            for i in range(len(at)):
+                fill(i)
+            return found
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(len(at), thread_name_prefix="samples") as pool:  # a change of layout takes longer than the copy from a GPU
+            list(pool.map(fill, range(len(at))))
+        return found
 
     def place(self, name: str) -> tuple[int, int]:
         """Offset in the arena and bytes of a tensor."""
         return self._base[name], self._nbytes(name)
 
     def _read(self, name: str, first: int, count: int | None) -> np.ndarray:
+        """`count` entries of the first axis from `first` on (None: all) as a logical view of host memory, or of a copy of device memory."""
         o, shape = self.shaped.operands[name], static_shape(self.shaped.types[name].shape)
         at, nbytes = self.place(name)
         if count is not None:
@@ -73,7 +89,7 @@ class Values:
             at, nbytes, shape = at + first * each, count * each, (count, *shape[1:])
         stored = static_shape(compute_stored_shape(o.format, shape))
         raw = read_bytes(self.backend, self.arena, at, nbytes)
-        return np.array(from_stored(raw.view(o.dtype.numpy).reshape(stored), o.format, shape), order="C")
+        return from_stored(raw.view(o.dtype.numpy).reshape(stored), o.format, shape)
 
     def write(self, name: str, array: np.ndarray) -> None:
         """Writes a logical array to a tensor. Raises ShapeError for another shape or type."""

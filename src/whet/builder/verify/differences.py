@@ -12,7 +12,7 @@ from whet.network import F8E4M3, DType
 _FEW_TIES = 8  # integers that may always differ by one
 _TIES = 0.25  # share of the integers, other than zeros and saturated ones, that may differ by one; another rounding mode changes half of them
 _SATURATED = 4.0  # times the largest e4m3 value: assumed unsaturated magnitude of a saturated result
-_BLOCK = 1 << 14  # values that are compared at once: all of their temporary arrays stay in the cache
+_BLOCK = 1 << 13  # values that are compared at once: their temporary arrays stay in the cache, and a BLAS uses one thread for so few
 _FLOAT8_SHARE = 0.025  # noise-to-signal ratio of e4m3 values allowed for a few rounding ties; rounding alone has 0.027
 
 
