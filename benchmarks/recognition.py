@@ -41,7 +41,7 @@ BATCH = 2
 WORK = (
     "ActivatedNorm", "Attention", "AveragePool", "Conv", "ConvSum", "ConvTranspose", "DepthwiseThenPointwise", "GatedProduct", "Gather", "Gemm",
     "GlobalAveragePool", "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LSTM", "LayerNormalization", "MatMul", "MaxPool",
-    "NormThenProduct", "PoolGemm", "RMSNormalization", "Resize", "SqueezeExcite",
+    "NormThenProduct", "PoolGemm", "RMSNormalization", "Resize", "ResponseNorm", "SqueezeExcite", "UnitRows",
 )  # fmt: skip
 VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 KINDS = ("attention", "softmax", "layer_norm", "rms_norm", "gelu", "silu")

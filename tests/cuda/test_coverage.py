@@ -122,3 +122,20 @@ def test_few_output_channels_of_large_images_have_tensor_core_kernels(channels, 
                 found[signature.outputs[0].dtype.name, tactic.name] = len(tactic.configs(layer, signature, HOPPER))
     assert found.keys() == {("f16", "cuda/conv"), ("bf16", "cuda/conv"), ("f32", "cuda/conv_tf32"), ("f32", "cuda/conv_3xtf32")}
     assert all(found.values()), found
+
+
+def test_scores_of_relative_positions_have_fast_kernels():
+    """DeBERTa: queries times the embeddings of all positions, gathered by distance, plus a mask: two kernels on tensor cores and for moves."""
+    net, rows, rng = Network("relative"), 16, np.random.default_rng(0)
+    q = net.add("Relu", net.add_input("q", parse_type(f"f32[3,{rows},32]")))
+    mask = net.add("Softmax", net.add_input("mask", parse_type(f"f32[1,{rows},{rows}]")), axis=-1)
+    embeddings = net.constant(rng.standard_normal((3, 32, 24)).astype(np.float32), "embeddings")
+    distance = np.clip(np.arange(rows) - np.arange(rows)[:, None] + 12, 0, 23)
+    index = net.constant(np.broadcast_to(distance, (3, rows, rows)).copy(), "distance")
+    scores = net.add("GatherElements", net.add("MatMul", q, embeddings), index, axis=-1)
+    net.mark_output(net.add("Add", net.add("Div", scores, net.constant(np.array(6, np.float32), "scale")), mask))
+    layers = [(layer, [t.name for t in found if not t.fallback]) for layer, found in covered(net, F16) if layer.op not in ("Relu", "Softmax")]
+    assert [(layer.composite or layer.op, names) for layer, names in layers if layer.op != "Reshape"] == [
+        ("MatMul", ["cuda/batched_matmul"]),
+        ("Moves", ["cuda/moves"]),
+    ]
