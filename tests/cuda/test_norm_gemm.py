@@ -48,6 +48,16 @@ def test_rows_without_whole_steps_are_refused():
     assert "multiple of 16" in TACTIC.refuses(odd, TACTIC.signatures(odd, HOPPER)[0], HOPPER)
 
 
+def test_odd_widths_are_candidates_where_they_fill_one_round_of_blocks():
+    def list_widths(rows, columns):
+        layer, _ = layer_of(f"f32[{rows},768]", columns)
+        signature = TACTIC.signatures(layer, HOPPER)[0]
+        return {dict(c)["bn"] for c in TACTIC.configs(layer, signature, HOPPER)}
+
+    assert {80, 96} <= list_widths(197, 2304)  # 4 x 29 and 4 x 24 blocks for 132 multiprocessors
+    assert not {48, 80, 96} & list_widths(64, 64)
+
+
 def test_a_norm_over_several_axes_is_not_taken():
     layer, _ = layer_of("f32[2,6,48]", 24)
     layer.regions["body"].layers[0].attrs["axis"] = 1

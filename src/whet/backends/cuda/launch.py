@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -86,8 +85,6 @@ class Launch(GpuWork):
     label: str = ""  # the user's name of the layer
     shared: int = -1  # bytes of dynamic shared memory; -1: the size given when the kernel was loaded
     offsets: tuple[int, ...] = (0,)
-    weights: tuple[int, int] = (0, 0)  # address and bytes of constants that the kernel reads
-    next_weights: int = -1  # offset in `args` of an address and a number of bytes (u32) that the kernel brings into the L2 cache; -1: none
     _storage: Any = field(default=None, repr=False)
     _pointers: Any = field(default=None, repr=False)
     _config: Any = field(default=None, repr=False)
@@ -100,15 +97,6 @@ class Launch(GpuWork):
         self._pointers = (ctypes.c_void_p * len(self.offsets))(*(ctypes.addressof(raw) + start + offset for offset in self.offsets))
         if self.cluster > 8:
             self.kernel.allow_wide_clusters()
-
-    @property
-    def parameters(self) -> bytes:
-        """The kernel's parameters as the next run or capture passes them."""
-        return ctypes.string_at(self._pointers[0] - self.offsets[0], len(self.args))
-
-    def prefetch_weights(self, address: int, nbytes: int) -> None:
-        """Later runs and captures bring `nbytes` from `address` on into the L2 cache, for a following launch; 0 bytes: none."""
-        ctypes.memmove(self._pointers[0] - self.offsets[0] + self.next_weights, struct.pack("<QI", address, nbytes), 12)
 
     def run(self, stream: Stream) -> None:
         """Puts the launch on the stream."""
@@ -142,23 +130,6 @@ class Launch(GpuWork):
         return config
 
 
-def link_weights(launches: Sequence[GpuWork], most: int) -> None:
-    """Each launch that can brings the weights of the next launch that has some into the L2 cache, at most `most` bytes of them.
-
-    At batch 1 a layer takes little longer than memory needs for its weights, and it starts to read them when it has multiprocessors for itself. The
-    launches before it leave memory idle: their own weights were brought by the launches before them.
-    """
-    address = nbytes = 0
-    for launch in reversed(launches):
-        if not isinstance(launch, Launch):
-            continue
-        if launch.next_weights >= 0:
-            launch.prefetch_weights(address, min(nbytes, most) // 16 * 16)
-            address = nbytes = 0
-        if launch.weights[1]:
-            address, nbytes = launch.weights
-
-
 class Graph:
     """A list of launches captured once and replayed with one call; the capture keeps programmatic dependent launches between adjacent launches."""
 
@@ -166,8 +137,6 @@ class Graph:
         driver = load_driver()
         self._device = get_current_device()
         self.launches = list(launches)
-        if self._device is not None:
-            link_weights(self.launches, self._device.l2_bytes // 4)
         check_status(driver.cuStreamBeginCapture(stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
         try:
             for launch in self.launches:

@@ -152,6 +152,7 @@ def _move(g: Graph, selection: Layer, rows: np.ndarray, region: _Region) -> None
     index = g.constant(make_literal(rows), f"{selection.name}.rows")
     selected: dict[Tensor, Tensor] = {}
     names: list[tuple[Layer, str]] = []
+    drops = selection.output.type.rank < selection.needs(0).type.rank
 
     def select(t: Tensor, at: float) -> Tensor:
         if t not in selected:
@@ -169,6 +170,10 @@ def _move(g: Graph, selection: Layer, rows: np.ndarray, region: _Region) -> None
         if layer.op == "Reshape":
             shape, axis = static_shape(layer.output.shape), region.axes[layer.output]
             inputs, attrs = inputs[:1], {"shape": (*shape[:axis], rows.size, *shape[axis + 1 :])}
+        if layer is region.layers[0] and layer.op in _NORMS and drops:  # the classifier's product then follows the norm
+            axis, x = region.axes[layer.output], layer.needs(0)
+            inputs[0] = _add_at(g, at - 0.25, "Squeeze", inputs[0], axes=(axis,), sources=selection.sources).output
+            attrs["axis"] = int(attrs["axis"]) % x.type.rank - x.type.rank
         smaller = _add_at(g, at, layer.op, *inputs, sources=layer.sources, **attrs)
         selected[layer.output] = smaller.output
         names.append((smaller, layer.name))

@@ -122,9 +122,6 @@ DEV void load_box2(u32 dst, const TensorMap* m, u32 bar, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
                  ::"r"(dst), "l"(m), "r"(bar), "r"(x), "r"(y) : "memory");
 }
-DEV void prefetch_bytes(const u8* from, u32 bytes) {  // into the L2 cache; multiples of 16
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 DEV void load_box4(u32 dst, const TensorMap* m, u32 bar, int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
                  ::"r"(dst), "l"(m), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");

@@ -146,8 +146,6 @@ class ConvArguments(Arguments, kernel="conv.cu"):
     height: Int32  # HALO: output height
     slot_bytes: Int32  # HALO: bytes of an input slot
     box_bytes: Int32  # HALO: bytes that a copy fills
-    next_weights: ConstPointer = 0  # what a following launch reads, set when launches are linked (backends/cuda/launch.py)
-    next_bytes: Int32 = 0
     groups: Annotated[GroupFields | None, When("GROUPED")] = None
     scales: Annotated[Scales | None, When("IN8")] = None
     second: Annotated[SecondInputFields | None, When("SECOND_INPUT")] = None
@@ -155,10 +153,6 @@ class ConvArguments(Arguments, kernel="conv.cu"):
     depthwise: Annotated[DepthwiseFields | None, When("DW")] = None
     fork: Annotated[SecondOutputFields | None, When("DUAL_OUTPUT")] = None
     norm: Annotated[NormFields | None, When("NORM")] = None
-
-
-#: where a launch has the address and the number of bytes of the weights of a following one: in front of all optional members
-NEXT_WEIGHTS = ConvArguments.layout()[0]["next_weights"]
 
 
 @dataclass(frozen=True)
@@ -289,17 +283,7 @@ def make_conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessor
         grid = max(1, grid // tiles_n) * tiles_n
     shared = config.shared_with(halo.slot) if config.halo else -1
     kernel = load_conv_kernel(config, features)
-    return Launch(
-        kernel,
-        (grid, 1, 1),
-        config.threads,
-        arguments.pack(),
-        cluster=config.sk,
-        label=label,
-        shared=shared,
-        weights=(p.weights, shape.k * steps * config.bk * config.size),
-        next_weights=NEXT_WEIGHTS,
-    )
+    return Launch(kernel, (grid, 1, 1), config.threads, arguments.pack(), cluster=config.sk, label=label, shared=shared)
 
 
 def _make_maps(config: ConvConfig, problem: ConvProblem, halo: Halo, steps: int) -> tuple[bytes, bytes, bytes, bytes]:

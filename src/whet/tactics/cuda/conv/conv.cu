@@ -18,7 +18,6 @@
 // With NORM (1 layer norm, 2 root mean square) a row of the input is normalized over all its channels, the K of a plain product: the weights contain the scales, and
 // the warps that multiply also read the rows for their mean and deviation, from which the epilogue computes (sum - mean * column_sums[k]) / deviation.
 // With GATED the residual after the activation is multiplied, not added.
-// A block also asks for a share of the weights that a following launch reads (next_weights), so that they are in the L2 cache by then.
 // OUTS (1 to 3) output tiles are buffered: with more than one, the residual of the next OUTS - 1 tiles is loaded and the last tile stored during the current epilogue.
 // REALLOCATE (registers): with three warpgroups that multiply, the loading warp is one of a warpgroup, which gives its registers to them (setmaxnreg): each of their
 // threads has so many instead of 128.

@@ -18,11 +18,6 @@ if (HOLD && one) {
     for (int i = 0; i < HOLD; ++i)
         load_box2(ring_b + i * B_BYTES, &p.b, held, (HALO ? i % taps * p.csteps + i / taps : i) * BK, at_tile.n0);
 }
-if (one && p.next_bytes > 0) {  // each block asks for an equal share
-    constexpr u32 EACH = 8192;
-    const u32 share = (p.next_bytes / gridDim.x + 16) & ~15u, limit = min((blockIdx.x + 1) * share, (u32)p.next_bytes);
-    for (u32 at = blockIdx.x * share; at < limit; at += EACH) prefetch_bytes(p.next_weights + at, min(EACH, limit - at));
-}
 wait_for_previous();
 int slot = 0, turn = 0, a_slot = 0, a_turn = 0;
 for (int tile = first; tile < p.tiles; tile += stride) {

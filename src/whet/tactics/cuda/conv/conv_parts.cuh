@@ -38,7 +38,6 @@ DEV void store_panel(const Args& p, u32 from, int col, int m) {
 struct RowSums {
     float first, sum, square;
     DEV void add(u32 tile, int t, bool starts) {
-        float sums[2] = {}, squares[2] = {};  // two of each: additions wait for each other
         const int row = t / 2, part = t % 2 * (ROW / 32), mix = ROW == 128 ? row & 7 : ROW == 64 ? row >> 1 & 3 : row >> 2 & 1;
 #pragma unroll
         for (int j = 0; j < ROW / 32; ++j) {
@@ -49,12 +48,10 @@ struct RowSums {
                 const float2 v = unpack(__float_as_uint(words[e]));
                 if (NORM == 1 && starts && j == 0 && e == 0) first = v.x;
                 const float x = NORM == 1 ? v.x - first : v.x, y = NORM == 1 ? v.y - first : v.y;
-                if (NORM == 1) sums[e % 2] += x + y;
-                squares[e % 2] = fmaf(x, x, fmaf(y, y, squares[e % 2]));
+                if (NORM == 1) sum += x + y;
+                square = fmaf(x, x, fmaf(y, y, square));
             }
         }
-        sum += sums[0] + sums[1];
-        square += squares[0] + squares[1];
     }
     // Mean and sum of squared deviations (NORM == 2: 0 and sum of squares) of both lanes, each with `count` values.
     DEV float2 moments(int count) const {
