@@ -22,7 +22,7 @@ def scale_first(call):
     call.writes[0].reshape(-1)[0] += 0.01 * np.abs(call.writes[0]).max()
 
 
-COMPILED = ("-ONEDNN", "-INDIRECT", "-LINEAR", "-STRIDED", "-LAYER", "-DIRECT", "-WINOGRAD", "-POINTWISE", "-ELEMENTWISE")
+COMPILED = ("-ONEDNN", "-INDIRECT", "-LINEAR", "-STRIDED", "-LAYER", "-DIRECT", "-WINOGRAD", "-POINTWISE", "-ELEMENTWISE", "-REDUCE")
 
 
 def only(*names):
