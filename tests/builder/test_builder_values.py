@@ -283,6 +283,15 @@ def test_a_batch_size_that_the_exporter_fixed_is_refused_before_the_build(line):
         resolve_profiles(net, BuildConfig(profiles=((low, low, high),)))
 
 
+@pytest.mark.parametrize("line", ["%y = Conv(%x, %w)", "%y = MaxPool(%x, kernel_shape=(12,))", "%y = AveragePool(%x, kernel_shape=(12,))"])
+def test_images_smaller_than_a_window_are_refused_before_the_build(line):
+    net = parse_network(f"network n source\nin %x: f32[1,3,T]\nconst %w: f32[2,3,12] = seed(1)\n{line}\nout %y")
+    low, high = {"x": (1, 3, 10)}, {"x": (1, 3, 20)}
+    resolve_profiles(net, BuildConfig(profiles=((high, high, high),)))
+    with pytest.raises(ShapeError, match=r"cannot take 'x' \[1, 3, 10\]: .*a window of 12 .* is larger than 10"):
+        resolve_profiles(net, BuildConfig(profiles=((low, high, high),)))
+
+
 def test_profiles_get_every_input_and_missing_shapes():
     (profile,), notes = resolve_profiles(TWO, BuildConfig())
     assert profile.shapes == {"x": ((1, 3, 1),) * 3, "m": ((2, 5),) * 3}

@@ -12,7 +12,8 @@ from whet.ops import bind_layer, bind_symbols, infer_layer
 from whet.registry import suggest_name
 
 MIN, OPT, MAX = 0, 1, 2
-_CHECKED = frozenset({"Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "Concat", "Reshape"})  # their operands have to fit each other
+_WINDOWS = {"Conv", "ConvTranspose", "DeformConv", "MaxPool", "AveragePool", "LpPool", "Col2Im"}  # an input may be smaller than their window
+_CHECKED = frozenset({"Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "Concat", "Reshape"} | _WINDOWS)  # their operands have to fit each other
 
 
 def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], list[str]]:
@@ -67,8 +68,9 @@ def describe_assumed_shapes(net: Network, config: BuildConfig) -> str:
 
 
 def _check_operands(net: Network, env: Mapping[str, Dim], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ShapeError if the operands of a product, sum or Concat do not fit each other in these shapes, or if a Reshape is for another number of
-    elements: a classifier or position embeddings made for another image size, or a batch size that the exporter fixed."""
+    """Raises ShapeError if the operands of a product, sum or Concat do not fit each other in these shapes, if a Reshape is for another number of
+    elements, or if an image is smaller than a window: a classifier or position embeddings made for another image size, or a batch size that the
+    exporter fixed."""
     for layer in net.layers:
         if layer.op in _CHECKED and not all(t is None or t.type.static for t in layer.inputs):
             try:
