@@ -104,7 +104,8 @@ def test_latency_of_removed_branches(name):
         assert {total for _, total in seen} == {len(found) + len(blocks)}
         assert seen[-1][0] == len(found) + len(blocks)
         assert [d for d, _ in seen] == sorted({d for d, _ in seen})
-        for gone in ([blocks[0].name], [b.name for b in blocks[::2]]):
+        # without any attention (blocks[::2] of a transformer) all layers would compute only the class token: no sum of single removals knows that
+        for gone in (*([b.name] for b in blocks), [b.name for b in blocks[1::2]]):
             truth = measure_latency_sum(cut(net, {}, found, removed=gone), meter)
             assert costs.total({}, gone) == pytest.approx(truth, rel=0.03)
             assert truth < costs.total({})

@@ -30,13 +30,15 @@ class Costs:
         measured: bool = False,
         expect: Callable[[Iterable[tuple[str, Widths]]], None] | None = None,
         unneeded: frozenset[str] = frozenset(),
+        shares: Mapping[str, Mapping[str, float]] | None = None,
     ):
-        """`added` is the cost a removed branch leaves in the network: layers that were fused with it. `measured` costs are noisy and expensive;
+        """`added` is the cost a removed branch leaves in the network: layers that were fused with it; `shares` has, for each branch, the items whose
+        cost changes with its removal, and the remaining share (a product that computes fewer rows). `measured` costs are noisy and expensive;
         `expect` receives the upcoming queries (items at widths), so that it can prepare several at once. `unneeded` items, which no output
         needs, leave with the first removed branch."""
         self.measured = measured
         self.unit, self._price, self._expect, self.groups_of, self.gone = unit, price, expect, groups_of, gone
-        self.added, self._unneeded = dict(added or {}), unneeded
+        self.added, self._unneeded, self._shares = dict(added or {}), unneeded, dict(shares or {})
         self.items_of: dict[str, list[str]] = {}
         for item, names in groups_of.items():
             for name in names:
@@ -66,7 +68,10 @@ class Costs:
 
     def total(self, widths: Widths, removed: Iterable[str] = ()) -> float:
         """The cost of the network at these widths without the removed branches."""
-        return sum(self.item(i, widths) for i in self.left(removed)) + sum(self.added.get(b, 0.0) for b in removed)
+        removed = list(removed)
+        shares = [self._shares[b] for b in removed if self._shares.get(b)]
+        left = sum(self.item(i, widths) * min((s.get(i, 1.0) for s in shares), default=1.0) for i in self.left(removed))
+        return left + sum(self.added.get(b, 0.0) for b in removed)
 
 
 def make_channel_costs(channel_groups: Sequence[Group], blocks: Sequence[Branch]) -> Costs:

@@ -18,6 +18,7 @@ from whet.builder.lowering import lower_network
 from whet.builder.precision.calibration import is_explicit, make_placeholder_ranges, prepare
 from whet.builder.precision.int8 import quantize_network
 from whet.errors import NetworkError, PruneError, WhetError
+from whet.measure.timing_key import format_layer_text
 from whet.network import Layer, Network
 from whet.pruning.costs import Costs
 from whet.pruning.coupling import Group
@@ -70,12 +71,14 @@ def make_latency_costs(
         done += len(some)
         if progress is not None:
             progress(done, len(channel_groups) + len(blocks), f"layers of {some[0].name}")
-    gone, added = {}, {}
+    gone, added, shares = {}, {}, {}
     for n, b in enumerate(blocks):
         after = lower_to_static_layers(remove_branches(net, [b.name]), config)
         sources = {s for name in after for s in after[name].sources}
+        resized = [name for name, x in after.items() if name in base and format_layer_text(x) != format_layer_text(base[name])]
         gone[b.name] = frozenset(name for name in base if name not in after and not set(base[name].sources) <= sources)
         added[b.name] = sum(meter.ms(x) for name, x in after.items() if name not in base)
+        shares[b.name] = {name: meter.ms(after[name]) / meter.ms(base[name]) for name in resized}
         if progress is not None:
             progress(len(channel_groups) + n + 1, len(channel_groups) + len(blocks), f"layers of {b.name}")
     overlaps = Overlaps.of(channel_groups)
@@ -97,7 +100,7 @@ def make_latency_costs(
         meter.announce(get_sized_layer(name, widths) for name, widths in queries)
 
     groups_of = {name: tuple(dict.fromkeys(p.group for ps in parts[name].values() for p in ps)) for name in base}
-    return Costs("ms", price, groups_of, gone, added, measured=True, expect=expect)
+    return Costs("ms", price, groups_of, gone, added, measured=True, expect=expect, shares=shares)
 
 
 def _find_affecting_groups(net: Network, channel_groups: Sequence[Group], base: Mapping[str, Layer]) -> dict[str, set[str]]:
