@@ -1,15 +1,13 @@
 """Rows divided by their norms: the kernel runs on the host. Contract samples on a GPU: test_tactics.py."""
 
-import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from test_tactics import HOPPER, judge, reference
+from test_tactics import HOPPER, judge_stored
 
 from support.host_cluster import plan_on_host, run_on_host
 from support.host_cuda import host_compiler
 from whet.composites.unit_rows import make_unit_rows_sample
-from whet.network import from_stored
 from whet.ops import sample_layer
 from whet.tactics import get_tactic
 from whet.tactics.cuda.norm import unit_rows
@@ -36,6 +34,4 @@ def test_every_type_matches_the_reference_on_the_host(monkeypatch):
     run_on_host(launches)
     assert len(ran) == 3 * len(CASES)
     for layer, arrays, signature, kernel, ins, outs, _memory in ran:
-        fed = [from_stored(ins[0], signature.inputs[0].format, arrays[0].shape).astype(np.float32), *arrays[1:]]
-        want = reference(layer, fed)[0]
-        judge(from_stored(outs[0], signature.outputs[0].format, want.shape), want, kernel.rtol, signature.outputs[0].dtype, str(signature))
+        judge_stored(layer, arrays, signature, kernel, ins, outs)

@@ -1,4 +1,4 @@
-"""Finite values that a storage type cannot hold: float16 ends at 65504, so that larger values are stored as infinity."""
+"""Finite values beyond the range of a storage type: float16 ends at 65504, and larger values are stored as infinity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whet.network import DType, Tensor
 
 @dataclass(frozen=True)
 class Overflow:
-    """A tensor of an engine's network whose largest finite magnitude is above the largest value of the type that a layer stores it in."""
+    """A tensor of an engine's network with finite values beyond the range of its storage type."""
 
     layer: str
     tensor: str
@@ -33,7 +33,7 @@ def round_within_range(a: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def find_overflow(layer: str, t: Tensor, a: np.ndarray, dtype: DType) -> Overflow | None:
-    """The overflow of values `a` of a tensor that a layer stores as `dtype`, or None. For a result of reformats it names the tensor before them."""
+    """The overflow of values `a` of a tensor stored as `dtype`, or None. For a result of reformats it names the tensor before them."""
     with np.errstate(over="ignore", under="ignore"):
         lost = np.isinf(a.astype(dtype.numpy)) & np.isfinite(a)
     if not lost.any():
